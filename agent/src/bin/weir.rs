@@ -1,0 +1,3 @@
+//! Entry point of `weir`.
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! The pure core: what pods are, which of them belong to the mesh, and why.
+
+pub mod workload;
