@@ -1,0 +1,94 @@
+//! The eBPF object: compiled with the pinned stable compiler, the same bytes on every machine.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    run::{self, check, step, toolchain, without_host_settings},
+    tools::Tools,
+};
+
+const TARGET: &str = "bpfel-unknown-none";
+
+/// Builds the object and returns its path, `target/bpf/weir.bpf.o`.
+///
+/// # Errors
+/// When a tool is missing and cannot be had, or the programs do not compile.
+pub fn build() -> Result<PathBuf> {
+    let tools = Tools::get()?;
+    let dir = build_dir();
+    step("building the eBPF programs", || {
+        check(&mut cargo(&tools, "build")?)?;
+        let object = dir.join("weir.bpf.o");
+        strip(&tools, &dir.join(TARGET).join("release/weir-bpf"), &object)?;
+        Ok(object)
+    })
+}
+
+/// Lints the programs, warnings denied.
+///
+/// # Errors
+/// When there are warnings, or as [`build`].
+pub fn clippy() -> Result<()> {
+    let tools = Tools::get()?;
+    step("linting the eBPF programs", || check(cargo(&tools, "clippy")?.args(["--", "-D", "warnings"])))
+}
+
+fn build_dir() -> PathBuf {
+    run::target_dir().join("bpf")
+}
+
+fn cargo(tools: &Tools, subcommand: &str) -> Result<Command> {
+    let mut command = toolchain("cargo");
+    without_host_settings(&mut command)
+        .args([subcommand, "--package", "weir-ebpf", "--bins", "--release", "--target", TARGET])
+        .args(["-Zbuild-std=core", "--target-dir"])
+        .arg(build_dir())
+        // The pinned stable compiler takes -Z options, so no second, moving toolchain is needed.
+        .env("RUSTC_BOOTSTRAP", "1")
+        // The only way to tell -Zbuild-std of library source outside the toolchain.
+        .env("__CARGO_TESTS_ONLY_SRC_ROOT", &tools.rust_src)
+        .env("CARGO_ENCODED_RUSTFLAGS", rustflags(tools)?.join("\x1f"))
+        .env("LD_LIBRARY_PATH", &tools.llvm);
+    Ok(command)
+}
+
+fn rustflags(tools: &Tools) -> Result<Vec<String>> {
+    let cargo_home = env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| env::home_dir().map(|home| home.join(".cargo")))
+        .context("neither CARGO_HOME nor HOME is set")?;
+    let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
+    Ok(vec![
+        // aya reads the registers of this architecture's calling convention.
+        format!("--cfg=bpf_target_arch=\"{}\"", env::consts::ARCH),
+        // BTF is made of debug information, of `core` and aya as well.
+        "-Cdebuginfo=2".to_owned(),
+        "-Clink-arg=--btf".to_owned(),
+        format!("-Clinker={}", tools.bpf_linker.display()),
+        // Source paths end up in the object. The last prefix that matches wins.
+        remap(run::workspace(), "/weir"),
+        remap(&cargo_home, "/cargo"),
+        remap(&tools.sysroot, "/sysroot"),
+        remap(&tools.rust_src, "/rust/library"),
+    ])
+}
+
+/// Strips the debug sections (BTF stays): they depend on the checkout's path, code and BTF do not.
+fn strip(tools: &Tools, from: &Path, to: &Path) -> Result<()> {
+    let stripped = to.with_extension("o.new");
+    let mut objcopy = Command::new(&tools.objcopy);
+    objcopy.arg("--strip-debug").arg(from).arg(&stripped).env("LD_LIBRARY_PATH", &tools.llvm);
+    check(&mut objcopy)?;
+    // The agent embeds the object: a new time stamp on the same bytes would build the agent again.
+    let new = fs::read(&stripped).with_context(|| format!("cannot read {}", stripped.display()))?;
+    if fs::read(to).is_ok_and(|old| old == new) {
+        return fs::remove_file(&stripped).with_context(|| format!("cannot remove {}", stripped.display()));
+    }
+    fs::rename(&stripped, to).with_context(|| format!("cannot replace {}", to.display()))
+}
