@@ -1,4 +1,4 @@
-//! The eBPF object: compiled with the pinned stable compiler, the same bytes on every machine.
+//! The eBPF objects: compiled with the pinned stable compiler, the same bytes on every machine.
 
 use std::{
     env, fs,
@@ -14,8 +14,10 @@ use crate::{
 };
 
 const TARGET: &str = "bpfel-unknown-none";
+/// The binaries of `weir-ebpf`: one object for a pod, one for a node.
+const OBJECTS: [&str; 2] = ["weir-pod", "weir-node"];
 
-/// Builds the object and returns its path, `target/bpf/weir.bpf.o`.
+/// Builds the objects and returns the directory they are in, `target/bpf`: `weir-pod.bpf.o`, `weir-node.bpf.o`.
 ///
 /// # Errors
 /// When a tool is missing and cannot be had, or the programs do not compile.
@@ -24,9 +26,11 @@ pub fn build() -> Result<PathBuf> {
     let dir = build_dir();
     step("building the eBPF programs", || {
         check(&mut cargo(&tools, "build")?)?;
-        let object = dir.join("weir.bpf.o");
-        strip(&tools, &dir.join(TARGET).join("release/weir-bpf"), &object)?;
-        Ok(object)
+        for object in OBJECTS {
+            let from = dir.join(TARGET).join("release").join(object);
+            strip(&tools, &from, &dir.join(object).with_extension("bpf.o"))?;
+        }
+        Ok(dir)
     })
 }
 
@@ -67,6 +71,8 @@ fn rustflags(tools: &Tools) -> Result<Vec<String>> {
     Ok(vec![
         // aya reads the registers of this architecture's calling convention.
         format!("--cfg=bpf_target_arch=\"{}\"", env::consts::ARCH),
+        // Atomics that return a value (Linux 5.12) and 32-bit registers.
+        "-Ctarget-cpu=v3".to_owned(),
         // BTF is made of debug information, of `core` and aya as well.
         "-Cdebuginfo=2".to_owned(),
         "-Clink-arg=--btf".to_owned(),

@@ -52,9 +52,11 @@ fn query(packet: &Packet, transport: &Transport, tuple: &Tuple) -> i32 {
         maps::count(Counter::DnsFull, transport.family);
         return DROP;
     };
+    // Word by word: as two constants they would become a read-only section, hence one more map per pod.
+    let (v4, v6) = (Addr::LOOPBACK_V4.0, Addr::LOOPBACK_V6.0);
     let to = match transport.family {
-        Family::V4 => Addr::LOOPBACK_V4,
-        Family::V6 => Addr::LOOPBACK_V6,
+        Family::V4 => Addr([v4[0], v4[1], v4[2], v4[3]]),
+        Family::V6 => Addr([v6[0], v6[1], v6[2], v6[3]]),
     };
     replace_port(packet, transport, End::Source, tuple.source_port, slot);
     replace_port(packet, transport, End::Destination, tuple.destination_port, DNS_PROXY_PORT.to_be());
@@ -69,7 +71,7 @@ fn answer(packet: &Packet, transport: &Transport, tuple: &Tuple) -> Option<i32> 
     let slot = DNS_SLOTS.get_ptr_mut(key)?;
     // SAFETY: a live map value. Another CPU may give the slot away meanwhile: then this answer is too late and goes
     // to a port that did not ask.
-    let DnsSlot { server, client_port, .. } = unsafe { *slot };
+    let (server, client_port) = unsafe { ((*slot).server.by_word(), (*slot).client_port) };
     replace_address(packet, transport, End::Source, &tuple.source, &server);
     replace_port(packet, transport, End::Source, tuple.source_port, DNS_PORT.to_be());
     replace_port(packet, transport, End::Destination, tuple.destination_port, client_port);
@@ -82,8 +84,8 @@ fn answer(packet: &Packet, transport: &Transport, tuple: &Tuple) -> Option<i32> 
 fn slot(protocol: u8, tuple: &Tuple) -> Option<u16> {
     let now = maps::now();
     let mine = DnsSlot {
-        server: tuple.destination,
-        client: tuple.source,
+        server: tuple.destination.by_word(),
+        client: tuple.source.by_word(),
         client_port: tuple.source_port,
         pad: [0; 3],
         used_at: now,
@@ -128,12 +130,18 @@ fn slot(protocol: u8, tuple: &Tuple) -> Option<u16> {
 /// FNV-1a over the words of the flow.
 #[inline(always)]
 fn hash(slot: &DnsSlot) -> u32 {
+    // Word by word: iterators over arrays by value are more than the BPF back end takes.
+    let (server, client) = (&slot.server.0, &slot.client.0);
     let mut hash = 0x811c_9dc5_u32;
-    let words = slot.server.0.into_iter().chain(slot.client.0).chain([u32::from(slot.client_port)]);
-    for word in words {
-        hash = (hash ^ word).wrapping_mul(0x0100_0193);
-    }
+    hash = mix(mix(mix(mix(hash, server[0]), server[1]), server[2]), server[3]);
+    hash = mix(mix(mix(mix(hash, client[0]), client[1]), client[2]), client[3]);
+    hash = mix(hash, u32::from(slot.client_port));
     hash ^ (hash >> 15)
+}
+
+#[inline(always)]
+fn mix(hash: u32, word: u32) -> u32 {
+    (hash ^ word).wrapping_mul(0x0100_0193)
 }
 
 /// Flags of the transport checksum: a UDP packet without one stays so.
@@ -169,13 +177,13 @@ fn replace_address(packet: &Packet, transport: &Transport, end: End, old: &Addr,
             packet.store(packet.network() + if end == End::Source { 12 } else { 16 }, &new);
         }
         Family::V6 => {
-            let (mut old, mut new) = (old.0, new.0);
-            // SAFETY: two buffers of 16 bytes on the stack.
+            // SAFETY: two buffers of 16 bytes; the helper only reads them.
             unsafe {
-                let difference = bpf_csum_diff(old.as_mut_ptr(), 16, new.as_mut_ptr(), 16, 0);
+                let (old, new) = (old.0.as_ptr().cast_mut(), new.0.as_ptr().cast_mut());
+                let difference = bpf_csum_diff(old, 16, new, 16, 0);
                 bpf_l4_csum_replace(packet.skb(), offset, 0, difference as u64, flags);
             }
-            packet.store(packet.network() + if end == End::Source { 8 } else { 24 }, &new);
+            packet.store(packet.network() + if end == End::Source { 8 } else { 24 }, new);
         }
     }
 }

@@ -83,7 +83,7 @@ fn from_app(packet: &Packet, transport: &Transport, tuple: &Tuple, flags: PodFla
 /// later, as for all that is sent over `lo`.
 #[inline(always)]
 fn answer_with_reset(packet: &Packet, transport: &Transport, tuple: &Tuple) {
-    const RST_ACK: u8 = 0x14;
+    let rst_ack = 0x14_u8;
     let Some(sequence) = packet.load::<u32>(transport.offset + 4) else { return };
     let swapped = match transport.family {
         Family::V4 => {
@@ -94,7 +94,7 @@ fn answer_with_reset(packet: &Packet, transport: &Transport, tuple: &Tuple) {
     if swapped {
         packet.store(transport.offset, &[tuple.destination_port, tuple.source_port]);
         packet.store(transport.offset + 4, &[0, u32::from_be(sequence).wrapping_add(1).to_be()]);
-        packet.store(transport.offset + 13, &RST_ACK);
+        packet.store(transport.offset + 13, &rst_ack);
     }
 }
 

@@ -5,6 +5,8 @@
 //! drawn in `docs/architecture.md`.
 #![no_std]
 #![no_main]
+#![feature(core_intrinsics)]
+#![allow(internal_features, reason = "AtomicU64 has no fetch_add on a target without compare-and-swap")]
 
 mod arrive;
 mod dns;

@@ -1,8 +1,8 @@
 //! The maps of one pod. User space pins them under the pod's directory.
 
 use core::{
+    intrinsics::{AtomicOrdering, atomic_xadd},
     ptr,
-    sync::atomic::{AtomicU64, Ordering},
 };
 
 use aya_ebpf::{
@@ -55,8 +55,7 @@ pub fn count(counter: Counter, family: Family) {
     // SAFETY: the index is below 2 * COUNT. Atomic although per CPU: a look-up by inet_diag runs steer in process
     // context, where a softirq may interrupt the addition.
     unsafe {
-        let cell = counters.cast::<u64>().add(index);
-        AtomicU64::from_ptr(cell).fetch_add(1, Ordering::Relaxed);
+        atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counters.cast::<u64>().add(index), 1);
     }
 }
 
