@@ -12,3 +12,6 @@
 //! | domain | [`domain`]: no I/O, no unsafe, no Kubernetes client |
 
 pub mod domain;
+pub mod kernel;
+pub mod netns;
+pub mod redirect;

@@ -1,13 +1,13 @@
 //! A packet at a tc hook: the quick look by direct packet access, and the careful parse.
 
 use aya_ebpf::{
-    bindings::{__sk_buff, TC_ACT_OK, TC_ACT_SHOT},
+    bindings::{__sk_buff, TC_ACT_SHOT, TC_ACT_UNSPEC},
     helpers::{bpf_skb_load_bytes, bpf_skb_store_bytes},
 };
 use weir_common::{Addr, Family, Tuple, is_marked};
 
-/// tc verdict: go on.
-pub const PASS: i32 = TC_ACT_OK as i32;
+/// tc verdict: go on, also to the filters of others.
+pub const PASS: i32 = TC_ACT_UNSPEC;
 /// tc verdict: drop.
 pub const DROP: i32 = TC_ACT_SHOT as i32;
 

@@ -102,16 +102,17 @@ fn decide(ctx: *mut bpf_sk_lookup, tuple: &Tuple) -> Decision {
         return Decision::Give(ListenerSlot::Outbound);
     }
     let Some(config) = maps::config() else { return Decision::Give(ListenerSlot::Inbound) };
-    if tuple.destination_port == HBONE_PORT.to_be() {
-        return Decision::Give(ListenerSlot::Hbone);
-    }
     if is_rerouted(config, ifindex) {
         return Decision::Give(ListenerSlot::Outbound);
     }
-    if config.flags.has(PodFlags::INBOUND) {
-        Decision::Give(ListenerSlot::Inbound)
+    if !config.flags.has(PodFlags::INBOUND) {
+        return Decision::PassAs(Counter::BypassInbound);
+    }
+    // Given, not passed: an app that joined ztunnel's SO_REUSEPORT group must not get a share.
+    if tuple.destination_port == HBONE_PORT.to_be() {
+        Decision::Give(ListenerSlot::Hbone)
     } else {
-        Decision::PassAs(Counter::BypassInbound)
+        Decision::Give(ListenerSlot::Inbound)
     }
 }
 
