@@ -11,17 +11,17 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::run::{check, output};
 
 /// The suite that has the pinned compiler's version.
-const SUITE: &str = "trixie-backports";
+pub const SUITE: &str = "trixie-backports";
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Unpacks `library/` of exactly this version to `into`; nothing is installed.
+/// Unpacks the directory `library` of exactly this version to `into`, by way of `scratch`; nothing is
+/// installed.
 ///
 /// The mirror is the one apt is configured with. The suite is usually not among apt's sources, so apt
 /// works on a private state and verifies signature and checksum there as always.
-pub fn unpack_rust_src(version: &str, into: &Path) -> Result<()> {
-    let parent = into.parent().context("a directory to unpack into")?;
-    let work = parent.join(format!("debian-{}", process::id()));
+pub fn unpack_rust_src(version: &str, scratch: &Path, into: &Path) -> Result<()> {
+    let work = scratch.join(format!("debian-{}", process::id()));
     fs::create_dir_all(&work).with_context(|| format!("cannot create {}", work.display()))?;
     let result = unpack(version, &work, into);
     // Only disk space is lost if this fails.
@@ -50,6 +50,9 @@ fn unpack(version: &str, work: &Path, into: &Path) -> Result<()> {
     let content = work.join("content");
     check(Command::new("dpkg-deb").arg("-x").arg(package).arg(&content))?;
     let library = only(&content.join("usr/src"), "rustc-")?.join("library");
+    if let Some(parent) = into.parent() {
+        fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    }
     // Renamed into place when complete, so that an interrupted run leaves no half of it.
     fs::rename(&library, into).with_context(|| format!("{} cannot be moved", library.display()))
 }
