@@ -35,6 +35,7 @@ fn unpack(version: &str, work: &Path, into: &Path) -> Result<()> {
     fs::create_dir_all(work.join("cache/archives/partial"))?;
     let source = format!("deb [signed-by={KEYRING}] {mirror} {SUITE} main\n");
     fs::write(work.join("sources.list"), source)?;
+    fs::write(work.join("apt.conf"), configuration(work))?;
 
     output(private("apt-get", work).arg("update"))?;
     let listed = output(private("apt-cache", work).args(["madison", "rust-src"]))?;
@@ -83,22 +84,27 @@ fn mirror() -> Result<String> {
     }
 }
 
-/// apt on a state of its own below `work`.
+/// apt with the state below `work`.
 fn private(program: &str, work: &Path) -> Command {
     let mut command = Command::new(program);
-    command.current_dir(work).arg("-qq");
-    for (option, path) in
-        [("Dir::Etc::SourceList", "sources.list"), ("Dir::State::Lists", "lists"), ("Dir::Cache", "cache")]
-    {
-        command.arg(format!("-o{option}={}", work.join(path).display()));
-    }
-    // Root's apt hands downloads to a user who may not be able to write here.
-    command.args([
-        "-oDir::Etc::SourceParts=/dev/null",
-        "-oAcquire::Languages=none",
-        "-oAPT::Sandbox::User=root",
-    ]);
+    command.current_dir(work).arg("-qq").arg("-c").arg(work.join("apt.conf"));
     command
+}
+
+/// What differs from the system's configuration.
+fn configuration(work: &Path) -> String {
+    format!(
+        "Dir::Etc::SourceList \"{work}/sources.list\";\n\
+         Dir::Etc::SourceParts \"/dev/null\";\n\
+         Dir::State::Lists \"{work}/lists\";\n\
+         Dir::Cache \"{work}/cache\";\n\
+         Acquire::Languages \"none\";\n\
+         // Without this a mirror that does not answer is no error.\n\
+         APT::Update::Error-Mode \"any\";\n\
+         // Root's apt hands downloads to a user who may not be able to write here.\n\
+         APT::Sandbox::User \"root\";\n",
+        work = work.display()
+    )
 }
 
 /// The one entry of a directory whose name starts so.

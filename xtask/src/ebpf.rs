@@ -1,4 +1,4 @@
-//! The eBPF object: compiled with the pinned stable compiler, the same bytes on every machine.
+//! The eBPF object: compiled with the pinned stable compiler, the same bytes wherever the checkout is.
 
 use std::{
     env, fs,
@@ -35,8 +35,15 @@ pub fn build() -> Result<PathBuf> {
 /// # Errors
 /// When there are warnings, or as [`build`].
 pub fn clippy() -> Result<()> {
-    let tools = Tools::get()?;
-    step("linting the eBPF programs", || check(cargo(&tools, "clippy")?.args(["--", "-D", "warnings"])))
+    step("linting the eBPF programs", clippy_quietly)
+}
+
+/// [`clippy`] without a headline.
+///
+/// # Errors
+/// As [`clippy`].
+pub fn clippy_quietly() -> Result<()> {
+    check(cargo(&Tools::get()?, "clippy")?.args(["--", "-D", "warnings"]))
 }
 
 fn build_dir() -> PathBuf {
@@ -84,7 +91,7 @@ fn rustflags(tools: &Tools) -> Result<Vec<String>> {
     ])
 }
 
-/// Strips the debug sections (BTF stays): they depend on the checkout's path, code and BTF do not.
+/// Strips the debug sections: the kernel and the loader read BTF, which stays.
 fn strip(tools: &Tools, from: &Path, to: &Path) -> Result<()> {
     let stripped = to.with_extension("o.new");
     let mut objcopy = Command::new(&tools.objcopy);

@@ -75,6 +75,7 @@ fn sysroot(toolchain: &Path, dir: &Path) -> Result<PathBuf> {
     }
     let version = run::pinned_toolchain();
     let own = dir.join(format!("sysroot-{version}"));
+    let library = own.join(LIBRARY);
     let complete_own = || {
         // Build scripts and procedural macros are made for the host, with its ready-made libraries.
         let host = Path::new("lib/rustlib").join(host());
@@ -84,7 +85,7 @@ fn sysroot(toolchain: &Path, dir: &Path) -> Result<PathBuf> {
         return complete_own();
     }
     let from_debian = step(&format!("getting the library source of Rust {version} from Debian"), || {
-        debian::unpack_rust_src(version, dir, &own.join(LIBRARY))
+        debian::unpack_rust_src(version, dir, &library)
     });
     let why_not_debian = match from_debian {
         Ok(()) if has_library(&own) => return complete_own(),
@@ -111,7 +112,7 @@ fn sysroot(toolchain: &Path, dir: &Path) -> Result<PathBuf> {
          mv src/usr/src/rustc-*/library {parent}   (if apt's sources have Debian {suite})",
         component = toolchain.join(LIBRARY).display(),
         add = add.join(" "),
-        parent = own.join(LIBRARY).with_file_name("").display(),
+        parent = library.parent().unwrap_or(&library).display(),
         suite = debian::SUITE,
     )
 }
