@@ -5,11 +5,10 @@
 use std::{env, fs, path::PathBuf};
 
 fn main() {
-    let dir = env::var_os("WEIR_BPF_DIR").map_or_else(
-        || PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../target/bpf"),
-        PathBuf::from,
-    );
-    println!("cargo::rerun-if-env-changed=WEIR_BPF_DIR");
+    let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"));
+    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| manifest.join("../target"), PathBuf::from);
+    let dir = target.join("bpf");
+    println!("cargo::rerun-if-env-changed=CARGO_TARGET_DIR");
     let mut code = String::new();
     for (constant, name) in [("POD", "weir-pod.bpf.o"), ("NODE", "weir-node.bpf.o")] {
         let path = dir.join(name);

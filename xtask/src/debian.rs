@@ -11,17 +11,17 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::run::{check, output};
 
 /// The suite that has the pinned compiler's version.
-const SUITE: &str = "trixie-backports";
+pub const SUITE: &str = "trixie-backports";
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Unpacks `library/` of exactly this version to `into`; nothing is installed.
+/// Unpacks the directory `library` of exactly this version to `into`, by way of `scratch`; nothing is
+/// installed.
 ///
 /// The mirror is the one apt is configured with. The suite is usually not among apt's sources, so apt
 /// works on a private state and verifies signature and checksum there as always.
-pub fn unpack_rust_src(version: &str, into: &Path) -> Result<()> {
-    let parent = into.parent().context("a directory to unpack into")?;
-    let work = parent.join(format!("debian-{}", process::id()));
+pub fn unpack_rust_src(version: &str, scratch: &Path, into: &Path) -> Result<()> {
+    let work = scratch.join(format!("debian-{}", process::id()));
     fs::create_dir_all(&work).with_context(|| format!("cannot create {}", work.display()))?;
     let result = unpack(version, &work, into);
     // Only disk space is lost if this fails.
@@ -35,6 +35,7 @@ fn unpack(version: &str, work: &Path, into: &Path) -> Result<()> {
     fs::create_dir_all(work.join("cache/archives/partial"))?;
     let source = format!("deb [signed-by={KEYRING}] {mirror} {SUITE} main\n");
     fs::write(work.join("sources.list"), source)?;
+    fs::write(work.join("apt.conf"), configuration(work))?;
 
     output(private("apt-get", work).arg("update"))?;
     let listed = output(private("apt-cache", work).args(["madison", "rust-src"]))?;
@@ -50,6 +51,9 @@ fn unpack(version: &str, work: &Path, into: &Path) -> Result<()> {
     let content = work.join("content");
     check(Command::new("dpkg-deb").arg("-x").arg(package).arg(&content))?;
     let library = only(&content.join("usr/src"), "rustc-")?.join("library");
+    if let Some(parent) = into.parent() {
+        fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    }
     // Renamed into place when complete, so that an interrupted run leaves no half of it.
     fs::rename(&library, into).with_context(|| format!("{} cannot be moved", library.display()))
 }
@@ -80,22 +84,27 @@ fn mirror() -> Result<String> {
     }
 }
 
-/// apt on a state of its own below `work`.
+/// apt with the state below `work`.
 fn private(program: &str, work: &Path) -> Command {
     let mut command = Command::new(program);
-    command.current_dir(work).arg("-qq");
-    for (option, path) in
-        [("Dir::Etc::SourceList", "sources.list"), ("Dir::State::Lists", "lists"), ("Dir::Cache", "cache")]
-    {
-        command.arg(format!("-o{option}={}", work.join(path).display()));
-    }
-    // Root's apt hands downloads to a user who may not be able to write here.
-    command.args([
-        "-oDir::Etc::SourceParts=/dev/null",
-        "-oAcquire::Languages=none",
-        "-oAPT::Sandbox::User=root",
-    ]);
+    command.current_dir(work).arg("-qq").arg("-c").arg(work.join("apt.conf"));
     command
+}
+
+/// What differs from the system's configuration.
+fn configuration(work: &Path) -> String {
+    format!(
+        "Dir::Etc::SourceList \"{work}/sources.list\";\n\
+         Dir::Etc::SourceParts \"/dev/null\";\n\
+         Dir::State::Lists \"{work}/lists\";\n\
+         Dir::Cache \"{work}/cache\";\n\
+         Acquire::Languages \"none\";\n\
+         // Without this a mirror that does not answer is no error.\n\
+         APT::Update::Error-Mode \"any\";\n\
+         // Root's apt hands downloads to a user who may not be able to write here.\n\
+         APT::Sandbox::User \"root\";\n",
+        work = work.display()
+    )
 }
 
 /// The one entry of a directory whose name starts so.

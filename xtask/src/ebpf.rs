@@ -1,4 +1,4 @@
-//! The eBPF objects: compiled with the pinned stable compiler, the same bytes on every machine.
+//! The eBPF objects: compiled with the pinned stable compiler, the same bytes wherever the checkout is.
 
 use std::{
     env, fs,
@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     run::{self, check, step, toolchain, without_host_settings},
-    tools::Tools,
+    tools::{LIBRARY, Tools},
 };
 
 const TARGET: &str = "bpfel-unknown-none";
@@ -39,8 +39,15 @@ pub fn build() -> Result<PathBuf> {
 /// # Errors
 /// When there are warnings, or as [`build`].
 pub fn clippy() -> Result<()> {
-    let tools = Tools::get()?;
-    step("linting the eBPF programs", || check(cargo(&tools, "clippy")?.args(["--", "-D", "warnings"])))
+    step("linting the eBPF programs", clippy_quietly)
+}
+
+/// [`clippy`] without a headline.
+///
+/// # Errors
+/// As [`clippy`].
+pub fn clippy_quietly() -> Result<()> {
+    check(cargo(&Tools::get()?, "clippy")?.args(["--", "-D", "warnings"]))
 }
 
 fn build_dir() -> PathBuf {
@@ -53,11 +60,15 @@ fn cargo(tools: &Tools, subcommand: &str) -> Result<Command> {
         .args([subcommand, "--package", "weir-ebpf", "--bins", "--release", "--target", TARGET])
         .args(["-Zbuild-std=core", "--target-dir"])
         .arg(build_dir())
+        // compiler_builtins' build script is made for the host, and its name goes into the names of symbols.
+        .args(["-Zhost-config", "-Ztarget-applies-to-host", "--config", "target-applies-to-host=false"])
+        .args(["--config", &format!("host.rustflags=[\"--sysroot={}\"]", tools.sysroot.display())])
         // The pinned stable compiler takes -Z options, so no second, moving toolchain is needed.
         .env("RUSTC_BOOTSTRAP", "1")
         // The only way to tell -Zbuild-std of library source outside the toolchain.
-        .env("__CARGO_TESTS_ONLY_SRC_ROOT", &tools.rust_src)
+        .env("__CARGO_TESTS_ONLY_SRC_ROOT", tools.sysroot.join(LIBRARY))
         .env("CARGO_ENCODED_RUSTFLAGS", rustflags(tools)?.join("\x1f"))
+        .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", &tools.bpf_linker)
         .env("LD_LIBRARY_PATH", &tools.llvm);
     Ok(command)
 }
@@ -76,16 +87,17 @@ fn rustflags(tools: &Tools) -> Result<Vec<String>> {
         // BTF is made of debug information, of `core` and aya as well.
         "-Cdebuginfo=2".to_owned(),
         "-Clink-arg=--btf".to_owned(),
-        format!("-Clinker={}", tools.bpf_linker.display()),
-        // Source paths end up in the object. The last prefix that matches wins.
+        format!("--sysroot={}", tools.sysroot.display()),
+        // Source paths end up in the object. The last prefix that matches wins. Cargo names files below
+        // the workspace, such as our own sysroot's, relative to it.
         remap(run::workspace(), "/weir"),
         remap(&cargo_home, "/cargo"),
-        remap(&tools.sysroot, "/sysroot"),
-        remap(&tools.rust_src, "/rust/library"),
+        remap(&tools.toolchain, "/rust"),
+        remap(tools.sysroot.strip_prefix(run::workspace()).unwrap_or(&tools.sysroot), "/rust"),
     ])
 }
 
-/// Strips the debug sections (BTF stays): they depend on the checkout's path, code and BTF do not.
+/// Strips the debug sections: the kernel and the loader read BTF, which stays.
 fn strip(tools: &Tools, from: &Path, to: &Path) -> Result<()> {
     let stripped = to.with_extension("o.new");
     let mut objcopy = Command::new(&tools.objcopy);

@@ -3,7 +3,8 @@
 use std::{
     env,
     ffi::OsStr,
-    iter,
+    fs, iter,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::Command,
     time::Instant,
@@ -30,21 +31,23 @@ pub fn pinned_toolchain() -> &'static str {
         .expect("rust-toolchain.toml has a line `channel = \"…\"`")
 }
 
+/// Path of a program that `cargo build` makes.
+pub fn program(name: &str) -> PathBuf {
+    target_dir().join("debug").join(name)
+}
+
+/// Tells a command where the programs are that tests and demo run.
+pub fn name_programs(command: &mut Command) -> &mut Command {
+    command.env("WEIR_BIN", program("weir")).env("WEIR_GEAR", program("weir-gear"))
+}
+
 /// A command of the pinned toolchain (`cargo`, `rustc`), to run in the workspace.
 ///
 /// The cargo that runs this xtask exports its own idea of the toolchain and facts about the xtask
 /// package. The former must not decide what the inner one uses; the latter make build scripts that
 /// watch them (ring's) run again whenever a plain `cargo build` follows.
 pub fn toolchain(program: &str) -> Command {
-    const EXACT: [&str; 7] = [
-        "CARGO",
-        "CARGO_BUILD_TARGET",
-        "CARGO_BUILD_TARGET_DIR",
-        "CARGO_TARGET_DIR",
-        "RUSTC",
-        "RUSTDOC",
-        "RUSTUP_TOOLCHAIN",
-    ];
+    const EXACT: [&str; 5] = ["CARGO", "CARGO_BUILD_TARGET", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"];
     let mut command = Command::new("rustup");
     command.args(["run", pinned_toolchain(), program]).current_dir(workspace());
     for (name, _) in env::vars_os() {
@@ -53,6 +56,7 @@ pub fn toolchain(program: &str) -> Command {
             command.env_remove(&name);
         }
     }
+    command.env("CARGO_TARGET_DIR", target_dir());
     command
 }
 
@@ -70,6 +74,18 @@ pub fn without_host_settings(command: &mut Command) -> &mut Command {
     command
 }
 
+/// Fails unless root runs this.
+pub fn need_root(subcommand: &str) -> Result<()> {
+    let process = fs::metadata("/proc/self").context("cannot read /proc/self")?;
+    if process.uid() != 0 {
+        bail!(
+            "`cargo xtask {subcommand}` makes network namespaces and loads eBPF programs, which takes root: \
+             run `sudo -E env PATH=\"$PATH\" cargo xtask {subcommand}`"
+        );
+    }
+    Ok(())
+}
+
 /// Runs a command to its end; an error names the command and how it ended.
 pub fn check(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot run `{}`", line(command)))?;
@@ -85,7 +101,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     let out = command.output().with_context(|| format!("cannot run `{}`", line(command)))?;
     if !out.status.success() {
         let said = String::from_utf8_lossy(&out.stderr);
-        bail!("{} failed: {}: `{}`", line(command), out.status, said.trim());
+        bail!("`{}` failed: {}: {}", line(command), out.status, said.trim());
     }
     let text = String::from_utf8(out.stdout).with_context(|| format!("output of `{}`", line(command)))?;
     Ok(text.trim().to_owned())

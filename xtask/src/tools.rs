@@ -20,12 +20,17 @@ use crate::{
 /// Its default features expect LLVM 22, which is the pinned compiler's.
 const BPF_LINKER: &str = "0.10.4";
 
+/// Where a sysroot has the library source.
+pub const LIBRARY: &str = "lib/rustlib/src/rust/library";
+
 /// Paths of everything the BPF build uses.
 pub struct Tools {
     /// Directory of the pinned toolchain.
+    pub toolchain: PathBuf,
+    /// A sysroot with library source: the toolchain's, or one of ours that has no more than the build
+    /// takes. Cargo derives symbol names from the place of `core` in the sysroot; were the source just
+    /// anywhere, the object would depend on the checkout's path.
     pub sysroot: PathBuf,
-    /// Directory `library` of the compiler's source.
-    pub rust_src: PathBuf,
     /// The linker.
     pub bpf_linker: PathBuf,
     /// A directory with nothing but links to the compiler's LLVM, for `LD_LIBRARY_PATH`.
@@ -40,37 +45,50 @@ impl Tools {
     /// # Errors
     /// When something is missing and cannot be had; the message says what to run by hand.
     pub fn get() -> Result<Self> {
-        let sysroot = PathBuf::from(
+        let toolchain = PathBuf::from(
             output(toolchain("rustc").args(["--print", "sysroot"]))
                 .with_context(|| format!("weir needs rustup with toolchain {}", run::pinned_toolchain()))?,
         );
         let dir = run::target_dir().join("bpf-tools");
-        let objcopy = objcopy(&sysroot)?;
-        let rust_src = rust_src(&sysroot, &dir)?;
+        let objcopy = objcopy(&toolchain)?;
+        let sysroot = sysroot(&toolchain, &dir)?;
         let linker_root = dir.join(format!("bpf-linker-{BPF_LINKER}"));
         let bpf_linker = bpf_linker(&linker_root)?;
-        let llvm = link_llvm(&sysroot, &linker_root.join("llvm"))?;
-        Ok(Self { sysroot, rust_src, bpf_linker, llvm, objcopy })
+        let llvm = link_llvm(&toolchain, &linker_root.join("llvm"))?;
+        Ok(Self { toolchain, sysroot, bpf_linker, llvm, objcopy })
     }
 }
 
-fn is_library(dir: &Path) -> bool {
-    dir.join("core/src/lib.rs").is_file()
+/// The toolchain's name of this machine.
+fn host() -> String {
+    format!("{}-unknown-linux-gnu", env::consts::ARCH)
+}
+
+fn has_library(root: &Path) -> bool {
+    root.join(LIBRARY).join("core/src/lib.rs").is_file()
 }
 
 /// Debian's copy comes before `rustup component add`, which changes the user's toolchain.
-fn rust_src(sysroot: &Path, dir: &Path) -> Result<PathBuf> {
+fn sysroot(toolchain: &Path, dir: &Path) -> Result<PathBuf> {
+    if has_library(toolchain) {
+        return Ok(toolchain.to_owned());
+    }
     let version = run::pinned_toolchain();
-    let component = sysroot.join("lib/rustlib/src/rust/library");
-    let unpacked = dir.join(format!("rust-src-{version}"));
-    if let Some(found) = [&component, &unpacked].into_iter().find(|dir| is_library(dir)) {
-        return Ok(found.clone());
+    let own = dir.join(format!("sysroot-{version}"));
+    let library = own.join(LIBRARY);
+    let complete_own = || {
+        // Build scripts and procedural macros are made for the host, with its ready-made libraries.
+        let host = Path::new("lib/rustlib").join(host());
+        link(&toolchain.join(&host), &own.join(&host)).map(|()| own.clone())
+    };
+    if has_library(&own) {
+        return complete_own();
     }
     let from_debian = step(&format!("getting the library source of Rust {version} from Debian"), || {
-        debian::unpack_rust_src(version, &unpacked)
+        debian::unpack_rust_src(version, dir, &library)
     });
     let why_not_debian = match from_debian {
-        Ok(()) if is_library(&unpacked) => return Ok(unpacked),
+        Ok(()) if has_library(&own) => return complete_own(),
         Ok(()) => "the package has no core/src/lib.rs".to_owned(),
         Err(error) => format!("{error:#}"),
     };
@@ -79,7 +97,7 @@ fn rust_src(sysroot: &Path, dir: &Path) -> Result<PathBuf> {
         output(Command::new("rustup").args(add))
     });
     let why_not_rustup = match from_rustup {
-        Ok(_) if is_library(&component) => return Ok(component),
+        Ok(_) if has_library(toolchain) => return Ok(toolchain.to_owned()),
         Ok(_) => "the component has no core/src/lib.rs".to_owned(),
         Err(error) => format!("{error:#}"),
     };
@@ -90,12 +108,12 @@ fn rust_src(sysroot: &Path, dir: &Path) -> Result<PathBuf> {
          \x20 from rustup: {why_not_rustup}\n\
          Get it by one of these, then repeat:\n\
          \x20 rustup {add}\n\
-         \x20 (Debian trixie-backports among apt's sources) apt-get download 'rust-src={version}*' && dpkg-deb -x rust-src_*.deb src && \
-         mkdir -p {dir} && mv src/usr/src/rustc-*/library {unpacked}",
-        component = component.display(),
+         \x20 apt-get download 'rust-src={version}*' && dpkg-deb -x rust-src_*.deb src && mkdir -p {parent} && \
+         mv src/usr/src/rustc-*/library {parent}   (if apt's sources have Debian {suite})",
+        component = toolchain.join(LIBRARY).display(),
         add = add.join(" "),
-        dir = dir.display(),
-        unpacked = unpacked.display(),
+        parent = library.parent().unwrap_or(&library).display(),
+        suite = debian::SUITE,
     )
 }
 
@@ -118,23 +136,15 @@ fn bpf_linker(root: &Path) -> Result<PathBuf> {
 }
 
 /// bpf-linker takes the first `libLLVM*` on its search path: give it one with the compiler's alone.
-fn link_llvm(sysroot: &Path, dir: &Path) -> Result<PathBuf> {
-    let lib = sysroot.join("lib");
-    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+fn link_llvm(toolchain: &Path, dir: &Path) -> Result<PathBuf> {
+    let lib = toolchain.join("lib");
     let mut found = false;
     for entry in fs::read_dir(&lib).with_context(|| format!("cannot read {}", lib.display()))? {
         let entry = entry?;
-        if !entry.file_name().to_string_lossy().starts_with("libLLVM") {
-            continue;
+        if entry.file_name().to_string_lossy().starts_with("libLLVM") {
+            link(&entry.path(), &dir.join(entry.file_name()))?;
+            found = true;
         }
-        found = true;
-        let link = dir.join(entry.file_name());
-        if fs::read_link(&link).is_ok_and(|target| target == entry.path()) {
-            continue;
-        }
-        // A link into a toolchain that has moved.
-        let _ = fs::remove_file(&link);
-        symlink(entry.path(), &link).with_context(|| format!("cannot create {}", link.display()))?;
     }
     if !found {
         bail!("{} has no libLLVM: bpf-linker needs a toolchain installed by rustup", lib.display());
@@ -142,9 +152,21 @@ fn link_llvm(sysroot: &Path, dir: &Path) -> Result<PathBuf> {
     Ok(dir.to_owned())
 }
 
-fn objcopy(sysroot: &Path) -> Result<PathBuf> {
-    let host = format!("lib/rustlib/{}-unknown-linux-gnu/bin/rust-objcopy", env::consts::ARCH);
-    let own = sysroot.join(host);
+/// Makes a symbolic link, or corrects one into a toolchain that has moved.
+fn link(to: &Path, at: &Path) -> Result<()> {
+    if fs::read_link(at).is_ok_and(|now| now == to) {
+        return Ok(());
+    }
+    if let Some(parent) = at.parent() {
+        fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    }
+    // It may not exist, and if it stays the next line says so.
+    let _ = fs::remove_file(at);
+    symlink(to, at).with_context(|| format!("cannot create {}", at.display()))
+}
+
+fn objcopy(toolchain: &Path) -> Result<PathBuf> {
+    let own = toolchain.join("lib/rustlib").join(host()).join("bin/rust-objcopy");
     if own.is_file() {
         return Ok(own);
     }
