@@ -1,3 +1,5 @@
-//! Test gear: a node made of network namespaces, real clients and servers in them.
+//! Test gear: a node made of network namespaces with real clients and servers in them, a stand-in ztunnel, a
+//! Kubernetes API server.
 
+pub mod apiserver;
 pub mod world;
