@@ -1,1 +1,3 @@
 //! Test gear.
+
+pub mod ztunnel;
