@@ -123,7 +123,7 @@ impl Ztunnel {
         self.ask(|reply| Command::Serve { netns, uid: uid.into(), reply })
     }
 
-    /// Cuts a pod served by [`Ztunnel::serve_in_netns`].
+    /// Cuts a pod served by [`Ztunnel::serve_in_netns`]. Its sockets are closed when this returns.
     pub fn remove(&self, uid: &str) {
         self.ask(|reply| Command::Remove { uid: uid.into(), reply });
     }
@@ -188,7 +188,10 @@ async fn run(options: Options, state: Arc<Mutex<State>>, mut commands: Unbounded
                 let _ = reply.send(served);
             }
             Command::Remove { uid, reply } => {
-                locked().del(&uid);
+                let known = locked().del(&uid);
+                if let Some(workload) = known {
+                    workload.cut().await;
+                }
                 let _ = reply.send(());
             }
             Command::Workloads { reply } => drop(reply.send(locked().running())),

@@ -42,7 +42,7 @@ impl State {
         if self.running.get(&uid).is_some_and(|w| w.netns() == netns.id()) {
             return Ok(());
         }
-        self.del(&uid);
+        drop(self.del(&uid));
         let ips = netns.addresses().unwrap_or_default();
         let (mesh, log) = (self.mesh.clone(), self.log.clone());
         let pod = Pod { uid: uid.clone(), netns: netns.clone(), ips: ips.clone(), mesh, log };
@@ -59,12 +59,12 @@ impl State {
         }
     }
 
-    /// Cuts a pod, if it is known.
-    pub fn del(&mut self, uid: &str) {
+    /// Cuts a pod, if it is known: when the answer is dropped, or has been [`Workload::cut`].
+    pub fn del(&mut self, uid: &str) -> Option<Workload> {
         self.pending.remove(uid);
-        if self.running.remove(uid).is_some() {
-            self.mesh.leave(uid);
-        }
+        let cut = self.running.remove(uid)?;
+        self.mesh.leave(uid);
+        Some(cut)
     }
 
     /// UIDs served, sorted.

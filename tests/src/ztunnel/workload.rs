@@ -10,7 +10,7 @@ use std::{
 use tokio::{
     net::{TcpListener, TcpStream, UdpSocket},
     sync::watch,
-    task::JoinSet,
+    task::{JoinSet, yield_now},
     time::{sleep, timeout},
 };
 
@@ -70,6 +70,15 @@ impl Workload {
     /// Identity of the namespace it is served in.
     pub fn netns(&self) -> NetnsId {
         self.pod.netns.id()
+    }
+
+    /// Cuts everything, and returns when the last socket is closed.
+    pub async fn cut(mut self) {
+        self.tasks.shutdown().await;
+        // Connections are told by the listener's task that was just aborted, and hold the pod to their end.
+        while Arc::strong_count(&self.pod) > 1 {
+            yield_now().await;
+        }
     }
 
     /// Closes the listeners, lets connections end by themselves for a while, then cuts them.
