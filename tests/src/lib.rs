@@ -3,3 +3,4 @@
 
 pub mod apiserver;
 pub mod world;
+pub mod ztunnel;
