@@ -2,5 +2,8 @@
 //! Kubernetes API server.
 
 pub mod apiserver;
+pub mod app;
+pub mod load;
+pub mod mesh_node;
 pub mod world;
 pub mod ztunnel;

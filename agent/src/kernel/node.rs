@@ -9,7 +9,7 @@ use std::{
 };
 
 use aya::{
-    Btf as KernelBtf, Ebpf, EbpfLoader, VerifierLogLevel,
+    Btf as KernelBtf, Ebpf, EbpfLoader,
     maps::Array,
     programs::{CgroupAttachMode, Iter, SockOps, links::FdLink},
 };
@@ -43,7 +43,6 @@ impl NodeObjects {
         let kernel_btf = KernelBtf::from_sys_fs().map_err(KernelError::load("kernel BTF"))?;
         let mut ebpf = EbpfLoader::new()
             .btf(Some(&kernel_btf))
-            .verifier_log_level(VerifierLogLevel::DISABLE)
             .override_global("OFFSETS", &offsets, true)
             .map_pin_path("PROBES", dir.join("PROBES"))
             .map_pin_path("NODE", dir.join("NODE"))

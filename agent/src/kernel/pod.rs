@@ -8,7 +8,7 @@ use std::{
 };
 
 use aya::{
-    EbpfLoader, VerifierLogLevel,
+    EbpfLoader,
     maps::{Array, HashMap, Map, MapData, PerCpuArray},
     programs::{
         ProgramFd, SchedClassifier, SkLookup,
@@ -63,7 +63,6 @@ impl PodPrograms {
     pub fn new(objects: &Objects, probes: &Path) -> Self {
         let mut loader = EbpfLoader::new();
         // The programs need no relocation by it: not kept.
-        loader.btf(None).verifier_log_level(VerifierLogLevel::DISABLE);
         loader.map_pin_path("PROBES", probes.to_owned());
         Self { object: objects.pod.clone(), loader: Mutex::new(loader) }
     }

@@ -61,18 +61,17 @@ fn tuple(ctx: *mut bpf_sock_ops) -> Option<Tuple> {
             core::ptr::read_volatile(&raw const (*ctx).$($field)+[$index])
         };
     }
-    // SAFETY: the context pointer of a sock_ops program; every access is a whole field.
+    // SAFETY: the context pointer of a sock_ops program; every access is a whole field. All fields are read whatever
+    // the family is (the kernel allows it): two branches that read would be merged into one that reads at a computed
+    // offset, which the verifier refuses as well.
     unsafe {
+        let local4 = core::ptr::read_volatile(&raw const (*ctx).local_ip4);
+        let remote4 = core::ptr::read_volatile(&raw const (*ctx).remote_ip4);
+        let local6 = [word!(local_ip6.0), word!(local_ip6.1), word!(local_ip6.2), word!(local_ip6.3)];
+        let remote6 = [word!(remote_ip6.0), word!(remote_ip6.1), word!(remote_ip6.2), word!(remote_ip6.3)];
         let (source, destination) = match (*ctx).family {
-            AF_INET => {
-                let local = core::ptr::read_volatile(&raw const (*ctx).local_ip4);
-                let remote = core::ptr::read_volatile(&raw const (*ctx).remote_ip4);
-                (Addr::v4(local), Addr::v4(remote))
-            }
-            AF_INET6 => (
-                Addr([word!(local_ip6.0), word!(local_ip6.1), word!(local_ip6.2), word!(local_ip6.3)]),
-                Addr([word!(remote_ip6.0), word!(remote_ip6.1), word!(remote_ip6.2), word!(remote_ip6.3)]),
-            ),
+            AF_INET => (Addr::v4(local4), Addr::v4(remote4)),
+            AF_INET6 => (Addr(local6), Addr(remote6)),
             _ => return None,
         };
         Some(Tuple {

@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use nix::{
+    sched::{CloneFlags, setns},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -57,9 +58,27 @@ impl Child {
         Ok(Self(command.spawn().with_context(|| format!("starting {:?}", command.get_program()))?))
     }
 
+    /// Starts it inside a namespace, from the calling thread, which must outlive it.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_in(host: &Host, command: &mut Command) -> Result<Self> {
+        let netns = host.netns().fd().clone();
+        // SAFETY: setns is a plain system call and touches no memory of the parent.
+        unsafe {
+            command.pre_exec(move || Ok(setns(&netns, CloneFlags::CLONE_NEWNET)?));
+        }
+        Self::start(command)
+    }
+
     /// Its pid.
     pub fn pid(&self) -> Pid {
         Pid::from_raw(self.0.id().cast_signed())
+    }
+
+    /// Its standard input, where it was piped; once.
+    pub fn stdin(&mut self) -> Option<std::process::ChildStdin> {
+        self.0.stdin.take()
     }
 
     /// Its standard output, where it was piped; once.

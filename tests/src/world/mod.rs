@@ -126,14 +126,14 @@ impl World {
                 "route add 169.254.1.1 dev eth0 scope link",
                 "route add default via 169.254.1.1 dev eth0",
             ])?;
-            self.node.configure(&[&format!("route add {v4}/32 dev {device}")])?;
+            self.node.configure(&[&format!("route add {v4}/32 dev {device} src 10.88.1.1")])?;
         }
         if let Some(v6) = host.v6 {
             host.configure(&[
                 &format!("-6 addr add {v6}/128 dev eth0 nodad"),
                 "-6 route add default via fe80::1 dev eth0",
             ])?;
-            self.node.configure(&[&format!("-6 route add {v6}/128 dev {device}")])?;
+            self.node.configure(&[&format!("-6 route add {v6}/128 dev {device} src fd88:1::1")])?;
         }
         Ok(())
     }
