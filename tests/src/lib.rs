@@ -5,5 +5,6 @@ pub mod apiserver;
 pub mod app;
 pub mod load;
 pub mod mesh_node;
+pub mod observer;
 pub mod world;
 pub mod ztunnel;

@@ -1,6 +1,6 @@
 //! A world with a data path and a stand-in ztunnel, without an agent: what the data-path tests start from.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result};
 use weir_agent::{
@@ -14,6 +14,9 @@ use crate::{
     world::{self, Cgroup, Families, Host, PIN_ROOT, World},
     ztunnel::{Mesh, Options, Ztunnel},
 };
+
+/// What short connections get to come to their end at un-enrolment.
+const GRACE: Duration = Duration::from_millis(250);
 
 /// The parts.
 pub struct MeshNode {
@@ -105,7 +108,7 @@ impl MeshNode {
     pub fn release(&self, pod: &Host) -> Result<()> {
         let uid = Self::owner(pod).uid;
         self.mesh.leave(uid.as_str());
-        self.redirector.drain(pod.netns())?;
+        self.redirector.drain(pod.netns(), GRACE)?;
         self.ztunnel.remove(uid.as_str());
         self.redirector.switch_off(pod.netns())?;
         Ok(())

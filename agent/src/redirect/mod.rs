@@ -17,8 +17,9 @@ mod sysctls;
 
 use std::{
     fs, io,
+    net::IpAddr,
     path::{Path, PathBuf},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 pub use routing::{RULE_BASE, TABLE};
@@ -34,7 +35,7 @@ use crate::{
     netns::{
         Netns, NetnsError,
         netlink::NetlinkError,
-        sockets::{self, state},
+        sockets::{self, TcpSocket, state},
         sysctl::SysctlError,
     },
 };
@@ -240,15 +241,21 @@ impl Redirector {
     }
 
     /// Lets no new connection be captured: from outside they reach the app, the app's own wait for their retry.
-    /// Captured ones go on until ztunnel lets go of the pod.
-    pub fn drain(&self, netns: &Netns) -> Result<(), RedirectError> {
+    /// Captured ones go on until ztunnel lets go of the pod; short ones get `grace` to come to their end.
+    pub fn drain(&self, netns: &Netns, grace: Duration) -> Result<(), RedirectError> {
         let dir = self.dir(netns.cookie());
         if dir.read_record().is_err() {
             return Ok(());
         }
         let now = dir.config()?;
         let flags = now.flags.without(PodFlags::INBOUND).with(PodFlags::DRAINING);
-        Ok(dir.set_config(PodConfig { flags, arrive_mark: ZTUNNEL_MARK, ..now })?)
+        dir.set_config(PodConfig { flags, arrive_mark: ZTUNNEL_MARK, ..now })?;
+        let own = self.shape(netns)?.own_ips();
+        let deadline = Instant::now() + grace;
+        while Instant::now() < deadline && !netns.enter(|| captured(&own))??.is_empty() {
+            std::thread::sleep(SETTLE);
+        }
+        Ok(())
     }
 
     /// Ends what is left of captured connections and removes everything.
@@ -261,7 +268,8 @@ impl Redirector {
         let mut note = |result: Result<(), RedirectError>| errors.extend(result.err());
         note(netns.enter(|| {
             let mut errors = Vec::new();
-            errors.extend(end_captured(&own).err());
+            errors
+                .extend(captured(&own).and_then(|sockets| sockets::destroy(&sockets)).err().map(Into::into));
             errors.extend(routing::remove(&shape).err());
             // Not before the rules are gone: until then the guard is what keeps captured streams inside.
             errors.extend(filters::detach(&shape).err());
@@ -335,18 +343,16 @@ fn missing_listeners() -> Result<Vec<String>, RedirectError> {
         .collect())
 }
 
-/// Ends the connections that go through ztunnel: everything without a mark that is neither loopback nor the pod
-/// talking to itself. What waits for its retry has not been captured.
-fn end_captured(own: &[std::net::IpAddr]) -> Result<(), RedirectError> {
+/// The connections that go through ztunnel: everything without a mark that is neither loopback nor the pod talking
+/// to itself. What waits for its retry has not been captured.
+fn captured(own: &[IpAddr]) -> Result<Vec<TcpSocket>, NetlinkError> {
     let spared = 1 << state::SYN_SENT | 1 << state::LISTEN | 1 << state::TIME_WAIT;
-    let captured: Vec<_> = sockets::list(!spared)?
-        .into_iter()
-        .filter(|socket| {
-            let remote = socket.remote();
-            !is_marked(socket.mark) && !remote.is_loopback() && !own.contains(&remote)
-        })
-        .collect();
-    Ok(sockets::destroy(&captured)?)
+    let mut captured = sockets::list(!spared)?;
+    captured.retain(|socket| {
+        let remote = socket.remote();
+        !is_marked(socket.mark) && !remote.is_loopback() && !own.contains(&remote)
+    });
+    Ok(captured)
 }
 
 fn layout_dir(root: &Path) -> PathBuf {

@@ -111,6 +111,22 @@ impl World {
         Ok(pod)
     }
 
+    /// The node's end of a host's interface.
+    ///
+    /// # Panics
+    /// When the host is the node.
+    pub fn device_of(&self, host: &Host) -> String {
+        if host.name() == self.outside.name() {
+            return "out".into();
+        }
+        let last = match (host.v4, host.v6) {
+            (Some(v4), _) => u32::from(v4) & 0xffff,
+            (_, Some(v6)) => u32::from(v6.segments()[7]),
+            _ => panic!("{} has no address", host.name()),
+        };
+        format!("v{last}")
+    }
+
     /// A veth pair between a host and the node: point to point, with the node as the way to everywhere.
     fn connect(&self, host: &Host, device: &str) -> Result<()> {
         self.node.configure(&[
