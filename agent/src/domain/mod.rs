@@ -1,3 +1,11 @@
 //! The pure core: what pods are, which of them belong to the mesh, and why.
+#![forbid(unsafe_code)]
 
+pub mod config;
+pub mod eligibility;
+pub mod enrolment;
+pub mod names;
+pub mod notice;
+pub mod reason;
+pub mod selector;
 pub mod workload;
