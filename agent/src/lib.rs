@@ -13,3 +13,4 @@
 
 pub mod cache;
 pub mod domain;
+pub mod reconcile;
