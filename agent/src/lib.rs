@@ -13,4 +13,5 @@
 
 pub mod cache;
 pub mod domain;
+pub mod kube;
 pub mod reconcile;

@@ -131,14 +131,14 @@ impl Pods {
         self.change(|index| index.set_policy(policy));
     }
 
-    /// A watch has failed (`Some`), or works again.
-    pub fn report(&self, source: Source, error: Option<String>) {
+    /// A watch has failed (`Some`), or works again. Is that news?
+    pub fn report(&self, source: Source, error: Option<String>) -> bool {
         self.sync.send_if_modified(|sync| {
             let feed = sync.feed(source);
             let changed = feed.error != error;
             feed.error = error;
             changed
-        });
+        })
     }
 
     /// How far the cache can be relied on.

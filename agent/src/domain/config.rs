@@ -6,7 +6,10 @@ use std::{collections::BTreeSet, time::Duration};
 
 use serde::Deserialize;
 
-use super::eligibility::{EnablementSelectors, Policy};
+use super::{
+    eligibility::{EnablementSelectors, Policy},
+    yaml::{self, YamlError},
+};
 
 /// Everything the control plane part of the agent can be told.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -38,7 +41,7 @@ pub struct AgentConfig {
 pub enum ConfigError {
     /// The file is not YAML, or not of this form.
     #[error("configuration: {0}")]
-    Unreadable(Box<serde_saphyr::Error>),
+    Unreadable(#[from] YamlError),
     /// There is no telling which pods are ours.
     #[error("the node's name is not known: set NODE_NAME (fieldRef spec.nodeName) or nodeName")]
     NoNodeName,
@@ -63,9 +66,7 @@ impl Default for AgentConfig {
 impl AgentConfig {
     /// Reads the YAML file's text. An empty file is the defaults; an unknown key is an error.
     pub fn from_yaml(text: &str) -> Result<Self, ConfigError> {
-        let read: Option<Self> =
-            serde_saphyr::from_str(text).map_err(|error| ConfigError::Unreadable(Box::new(error)))?;
-        Ok(read.unwrap_or_default())
+        Ok(yaml::read::<Option<Self>>(text)?.unwrap_or_default())
     }
 
     /// What must hold once every source has been read.

@@ -22,6 +22,7 @@ use super::{
     reason::Reason,
     selector::{LabelSelector, Labels, null_is_empty},
     workload::Pod,
+    yaml::{self, YamlError},
 };
 
 /// What shall become of a pod.
@@ -114,12 +115,12 @@ pub struct EnablementSelector {
 /// A value of `AMBIENT_ENABLEMENT_SELECTOR` that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("enablement selectors: {0}")]
-pub struct SelectorError(Box<serde_saphyr::Error>);
+pub struct SelectorError(#[from] YamlError);
 
 impl EnablementSelectors {
     /// Reads Istio's YAML form (JSON is a part of YAML). Anything not understood is an error.
     pub fn from_yaml(text: &str) -> Result<Self, SelectorError> {
-        serde_saphyr::from_str(text).map_err(|error| SelectorError(Box::new(error)))
+        Ok(yaml::read(text)?)
     }
 
     fn select(&self, pod: &Labels, namespace: &Labels) -> bool {

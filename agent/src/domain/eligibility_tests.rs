@@ -216,5 +216,6 @@ fn a_selector_that_is_not_understood_is_refused_in_one_line_that_names_it() {
     ] {
         let error = EnablementSelectors::from_yaml(yaml).unwrap_err().to_string();
         assert!(error.contains(named), "{yaml}: {error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
     }
 }

@@ -9,3 +9,4 @@ pub mod notice;
 pub mod reason;
 pub mod selector;
 pub mod workload;
+pub mod yaml;

@@ -6,9 +6,12 @@
 
 use std::{future::Future, os::fd::OwnedFd, sync::Arc};
 
-use crate::domain::{
-    reason::{Failure, Reason},
-    workload::{Pod, PodUid, Redirection, WorkloadInfo},
+use crate::{
+    domain::{
+        reason::{Failure, Reason},
+        workload::{Pod, PodUid, Redirection, WorkloadInfo},
+    },
+    kube::annotate::Patcher,
 };
 
 /// A pod's network namespace. Held by whoever needs it; the namespace lives as long as anyone does.
@@ -123,6 +126,12 @@ pub trait Annotator: Send + Sync + 'static {
 }
 
 pub use crate::domain::workload::Annotated;
+
+impl Annotator for Patcher {
+    async fn set(&self, pod: &Pod, value: Option<Redirection>) -> Result<Annotated, Failure> {
+        Patcher::set(self, pod, value).await
+    }
+}
 
 /// Runs what blocks where blocking is allowed. A panic in there is a failure of the step.
 pub async fn blocking<T: Send + 'static>(
