@@ -11,7 +11,10 @@
 //! | ground | [`kernel`], [`netns`] |
 //! | domain | [`domain`]: no I/O, no unsafe, no Kubernetes client |
 
+pub mod cache;
 pub mod domain;
 pub mod kernel;
+pub mod kube;
 pub mod netns;
+pub mod reconcile;
 pub mod redirect;

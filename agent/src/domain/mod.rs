@@ -1,4 +1,13 @@
 //! The pure core: what pods are, which of them belong to the mesh, and why.
+#![forbid(unsafe_code)]
 
+pub mod config;
+pub mod eligibility;
+pub mod enrolment;
+pub mod names;
+pub mod notice;
+pub mod reason;
 pub mod record;
+pub mod selector;
 pub mod workload;
+pub mod yaml;

@@ -43,7 +43,7 @@ pub struct WorkloadInfo {
 }
 
 /// Value of the annotation `ambient.istio.io/redirection`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Redirection {
     /// Captured, acknowledged by ztunnel, verified.
     Enabled,
@@ -80,4 +80,46 @@ pub struct Pod {
     pub terminal: bool,
     /// What `ambient.istio.io/redirection` says now. Never trusted, only compared before a patch.
     pub redirection: Option<Redirection>,
+}
+
+/// What became of an attempt to write the annotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Annotated {
+    /// It says what it should.
+    Done,
+    /// That pod no longer exists, though another of the same name may.
+    Gone,
+}
+
+/// Pods for tests.
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+    use crate::domain::{names, selector::Labels};
+
+    pub(crate) fn ambient() -> Labels {
+        Labels::from([(names::DATAPLANE_MODE.into(), "ambient".into())])
+    }
+
+    pub(crate) fn pod(uid: &str, namespace: &str, name: &str) -> Pod {
+        Pod {
+            uid: uid.into(),
+            info: WorkloadInfo {
+                name: name.into(),
+                namespace: namespace.into(),
+                service_account: "sa".into(),
+            },
+            labels: Labels::new(),
+            annotations: Labels::new(),
+            ips: vec!["10.0.0.1".parse().unwrap()],
+            host_network: false,
+            terminal: false,
+            redirection: None,
+        }
+    }
+
+    pub(crate) fn labelled(uid: &str, namespace: &str, name: &str, mode: &str) -> Pod {
+        let labels = Labels::from([(names::DATAPLANE_MODE.into(), mode.into())]);
+        Pod { labels, ..pod(uid, namespace, name) }
+    }
 }

@@ -1,0 +1,166 @@
+//! Pods of this node and labels of namespaces in, a decision per pod out.
+//!
+//! A plain state machine: no task, no lock, no API server. Every change returns the UIDs of exactly the
+//! pods for which something that matters is different now.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use crate::domain::{
+    eligibility::{Decision, Policy},
+    selector::Labels,
+    workload::{Pod, PodUid},
+};
+
+/// A pod and what is decided about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The pod.
+    pub pod: Arc<Pod>,
+    /// The decision.
+    pub decision: Decision,
+}
+
+/// The index.
+#[derive(Debug)]
+pub struct Index {
+    policy: Policy,
+    pods: HashMap<PodUid, Entry>,
+    namespaces: HashMap<String, Namespace>,
+}
+
+/// A namespace is kept while it has labels or pods here.
+#[derive(Debug, Default)]
+struct Namespace {
+    labels: Option<Labels>,
+    /// By name, which is what makes a pod's successor known as such.
+    pods: HashMap<String, PodUid>,
+}
+
+impl Index {
+    /// An empty index.
+    pub fn new(policy: Policy) -> Self {
+        Self { policy, pods: HashMap::new(), namespaces: HashMap::new() }
+    }
+
+    /// The pod of this UID.
+    pub fn get(&self, uid: &PodUid) -> Option<&Entry> {
+        self.pods.get(uid)
+    }
+
+    /// All pods, in no order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&PodUid, &Entry)> {
+        self.pods.iter()
+    }
+
+    /// A pod is there, or is different. A pod of the same name with another UID has then gone: names are
+    /// unique, and the watch may have missed its end.
+    pub fn apply_pod(&mut self, pod: Pod) -> Vec<PodUid> {
+        let mut changed = Vec::new();
+        let uid = pod.uid.clone();
+        let namespace = self.namespaces.entry(pod.info.namespace.clone()).or_default();
+        let before = namespace.pods.insert(pod.info.name.clone(), uid.clone());
+        let decision = self.policy.decide(&pod, namespace.labels.as_ref());
+        if let Some(before) = before.filter(|before| *before != uid) {
+            self.pods.remove(&before);
+            changed.push(before);
+        }
+        if self.pods.get(&uid).is_none_or(|known| *known.pod != pod || known.decision != decision) {
+            self.pods.insert(uid.clone(), Entry { pod: Arc::new(pod), decision });
+            changed.push(uid);
+        }
+        changed
+    }
+
+    /// The pod of this UID has gone. Its name may belong to a successor by now, which stays.
+    pub fn delete_pod(&mut self, uid: &PodUid) -> Vec<PodUid> {
+        let Some(Entry { pod, .. }) = self.pods.remove(uid) else {
+            return Vec::new();
+        };
+        let name = &pod.info.namespace;
+        if let Some(namespace) = self.namespaces.get_mut(name) {
+            if namespace.pods.get(&pod.info.name) == Some(uid) {
+                namespace.pods.remove(&pod.info.name);
+            }
+            self.drop_if_empty(name);
+        }
+        vec![uid.clone()]
+    }
+
+    /// A namespace is there, or is labelled differently.
+    pub fn apply_namespace(&mut self, name: &str, labels: Labels) -> Vec<PodUid> {
+        let namespace = match self.namespaces.get_mut(name) {
+            Some(known) if known.labels.as_ref() == Some(&labels) => return Vec::new(),
+            Some(known) => known,
+            None => self.namespaces.entry(name.to_owned()).or_default(),
+        };
+        namespace.labels = Some(labels);
+        decide_again(&self.policy, namespace, &mut self.pods)
+    }
+
+    /// A namespace has gone. Pods that are still known in it wait for it, or for their own end.
+    pub fn delete_namespace(&mut self, name: &str) -> Vec<PodUid> {
+        let Some(namespace) = self.namespaces.get_mut(name) else {
+            return Vec::new();
+        };
+        namespace.labels = None;
+        let changed = decide_again(&self.policy, namespace, &mut self.pods);
+        self.drop_if_empty(name);
+        changed
+    }
+
+    /// These are all the pods there are: whatever else is known has gone.
+    pub fn reset_pods(&mut self, pods: Vec<Pod>) -> Vec<PodUid> {
+        let listed: HashSet<_> = pods.iter().map(|pod| pod.uid.clone()).collect();
+        let gone: Vec<_> = self.pods.keys().filter(|uid| !listed.contains(*uid)).cloned().collect();
+        let gone = gone.iter().flat_map(|uid| self.delete_pod(uid)).collect::<Vec<_>>();
+        gone.into_iter().chain(pods.into_iter().flat_map(|pod| self.apply_pod(pod))).collect()
+    }
+
+    /// These are all the namespaces there are.
+    pub fn reset_namespaces(&mut self, namespaces: Vec<(String, Labels)>) -> Vec<PodUid> {
+        let listed: HashSet<_> = namespaces.iter().map(|(name, _)| name.clone()).collect();
+        let gone: Vec<_> = self.namespaces.keys().filter(|name| !listed.contains(*name)).cloned().collect();
+        let mut changed: Vec<_> = gone.iter().flat_map(|name| self.delete_namespace(name)).collect();
+        for (name, labels) in namespaces {
+            changed.extend(self.apply_namespace(&name, labels));
+        }
+        changed
+    }
+
+    /// The configuration has changed.
+    pub fn set_policy(&mut self, policy: Policy) -> Vec<PodUid> {
+        self.policy = policy;
+        let mut changed = Vec::new();
+        for namespace in self.namespaces.values() {
+            changed.extend(decide_again(&self.policy, namespace, &mut self.pods));
+        }
+        changed
+    }
+
+    fn drop_if_empty(&mut self, name: &str) {
+        if self.namespaces.get(name).is_some_and(|it| it.labels.is_none() && it.pods.is_empty()) {
+            self.namespaces.remove(name);
+        }
+    }
+}
+
+/// Decides about every pod of `namespace`; returns those about which something else is decided now.
+fn decide_again(policy: &Policy, namespace: &Namespace, pods: &mut HashMap<PodUid, Entry>) -> Vec<PodUid> {
+    let mut changed = Vec::new();
+    for uid in namespace.pods.values() {
+        let Some(entry) = pods.get_mut(uid) else { continue };
+        let decision = policy.decide(&entry.pod, namespace.labels.as_ref());
+        if decision != entry.decision {
+            entry.decision = decision;
+            changed.push(uid.clone());
+        }
+    }
+    changed
+}
+
+#[cfg(test)]
+#[path = "index_tests.rs"]
+mod tests;

@@ -1,0 +1,163 @@
+//! Keeps the cache filled: pods of this node, and the labels of all namespaces.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use futures::{Stream, StreamExt};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{
+    Api, Client, Error as ApiError,
+    core::PartialObjectMeta,
+    runtime::{
+        WatchStreamExt,
+        watcher::{self, Event, watcher},
+    },
+};
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use super::wire::WirePod;
+use crate::{
+    cache::pods::{Pods, Source},
+    domain::{config::AgentConfig, selector::Labels, workload::Pod},
+};
+
+/// A list that has not moved on for so long is asked for again: there is no other limit on it.
+const LIST_PATIENCE: Duration = Duration::from_secs(60);
+
+/// A broken watch tells of another failure within this time; one that does not has recovered. Its next
+/// change may be hours away.
+const RECOVERED_AFTER: Duration = Duration::from_secs(75);
+
+/// Fills `cache` until dropped. Whatever the API server does, what the cache has is kept until there is
+/// something newer; how well the watches do is in [`Pods::sync`].
+pub async fn run(client: Client, config: AgentConfig, cache: Arc<Pods>) {
+    // Served from the API server's cache, which knows pods by node. A list without this would have it
+    // read every pod of the cluster, for every node.
+    let on_node =
+        watcher::Config::default().any_semantic().fields(&format!("spec.nodeName={}", config.node_name));
+    let pods = || {
+        let api = Api::<WirePod>::all(client.clone());
+        watcher(api, on_node.clone()).default_backoff()
+    };
+    let namespaces = || {
+        let api = Api::<PartialObjectMeta<Namespace>>::all(client.clone());
+        watcher(api, watcher::Config::default().any_semantic()).default_backoff()
+    };
+    tokio::join!(
+        follow(pods, WirePod::into_pod, Feed { cache: &cache, source: Source::Pods }, apply_pods),
+        follow(namespaces, labels, Feed { cache: &cache, source: Source::Namespaces }, apply_namespaces),
+    );
+}
+
+/// What a watch tells.
+enum Change<T> {
+    Is(T),
+    Gone(T),
+    All(Vec<T>),
+}
+
+fn apply_pods(cache: &Pods, change: Change<Pod>) {
+    match change {
+        Change::Is(pod) => cache.apply_pod(pod),
+        Change::Gone(pod) => cache.delete_pod(&pod.uid),
+        Change::All(pods) => cache.reset_pods(pods),
+    }
+}
+
+fn apply_namespaces(cache: &Pods, change: Change<(String, Labels)>) {
+    match change {
+        Change::Is((name, labels)) => cache.apply_namespace(&name, labels),
+        Change::Gone((name, _)) => cache.delete_namespace(&name),
+        Change::All(all) => cache.reset_namespaces(all),
+    }
+}
+
+fn labels(namespace: PartialObjectMeta<Namespace>) -> Option<(String, Labels)> {
+    Some((namespace.metadata.name?, namespace.metadata.labels.unwrap_or_default()))
+}
+
+/// Follows one watch for ever. Objects are reduced by `read` one by one as they come.
+async fn follow<K, T, S>(
+    start: impl Fn() -> S,
+    read: impl Fn(K) -> Option<T>,
+    feed: Feed<'_>,
+    apply: impl Fn(&Pods, Change<T>),
+) where
+    S: Stream<Item = watcher::Result<Event<K>>>,
+{
+    loop {
+        let mut stream = pin!(start());
+        // What has been listed so far. A list replaces what is known as a whole, once it is complete.
+        let mut list: Option<Vec<T>> = None;
+        loop {
+            let patience = if list.is_some() { LIST_PATIENCE } else { RECOVERED_AFTER };
+            let change = match timeout(patience, stream.next()).await {
+                Ok(Some(Ok(Event::Init))) => {
+                    list = Some(Vec::new());
+                    continue;
+                }
+                Ok(Some(Ok(Event::InitApply(it)))) => {
+                    list.get_or_insert_default().extend(read(it));
+                    continue;
+                }
+                Ok(Some(Ok(Event::InitDone))) => Some(Change::All(list.take().unwrap_or_default())),
+                Ok(Some(Ok(Event::Apply(it)))) => read(it).map(Change::Is),
+                Ok(Some(Ok(Event::Delete(it)))) => read(it).map(Change::Gone),
+                Ok(Some(Err(error))) => {
+                    feed.failed(describe(&error));
+                    continue;
+                }
+                Err(_) if list.is_some() => {
+                    feed.failed(format!("the list has not moved on for {LIST_PATIENCE:?}"));
+                    break;
+                }
+                Ok(None) => break,
+                Err(_) => None,
+            };
+            if let Some(change) = change {
+                apply(feed.cache, change);
+            }
+            feed.works();
+        }
+    }
+}
+
+/// Where a watch reports how it does.
+#[derive(Clone, Copy)]
+struct Feed<'a> {
+    cache: &'a Pods,
+    source: Source,
+}
+
+impl Feed<'_> {
+    fn works(self) {
+        if self.cache.report(self.source, None) {
+            info!(source = ?self.source, "watch works again");
+        }
+    }
+
+    /// An outage of hours is one line, not one every thirty seconds.
+    fn failed(self, error: String) {
+        if self.cache.report(self.source, Some(error.clone())) {
+            warn!(source = ?self.source, error, "watch failed; going on with what is known");
+        }
+    }
+}
+
+/// The error in one line, with the remedy where there is one.
+fn describe(error: &watcher::Error) -> String {
+    use watcher::Error as E;
+    let code = match error {
+        E::InitialListFailed(ApiError::Api(status))
+        | E::WatchStartFailed(ApiError::Api(status))
+        | E::WatchFailed(ApiError::Api(status))
+        | E::WatchError(status) => status.code,
+        _ => 0,
+    };
+    let remedy = match code {
+        401 => "; is the service account's token valid?",
+        403 => "; does weir's ClusterRole allow list and watch on pods and namespaces?",
+        _ => "",
+    };
+    format!("{error}{remedy}").replace('\n', " ")
+}
