@@ -12,9 +12,13 @@
 //! | domain | [`domain`]: no I/O, no unsafe, no Kubernetes client |
 
 pub mod cache;
+pub mod cli;
 pub mod domain;
 pub mod kernel;
 pub mod kube;
 pub mod netns;
+pub mod node;
+pub mod preflight;
 pub mod reconcile;
 pub mod redirect;
+pub mod zds;

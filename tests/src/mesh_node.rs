@@ -40,9 +40,9 @@ impl MeshNode {
     pub fn new() -> Result<Self> {
         let world = World::new()?;
         let settings = Settings { root: PathBuf::from(PIN_ROOT), proc: "/proc".into(), dns: true };
-        let redirector = Redirector::open(settings, &Objects::get()?, world.node.netns())?;
+        let redirector = Redirector::open(settings, &Objects::get()?)?;
         let kubelet = Cgroup::new(&format!("{}/kubelet", world.id()))?;
-        redirector.exempt(kubelet.path())?;
+        redirector.exempt(kubelet.path(), world.node.netns())?;
         let mesh = Mesh::default();
         let ztunnel = Self::start_ztunnel(&mesh)?;
         Ok(Self { world, redirector, mesh, ztunnel, kubelet })

@@ -1,3 +1,7 @@
 //! Entry point of `weir`.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    weir_agent::cli::run()
+}

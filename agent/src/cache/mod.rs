@@ -7,3 +7,5 @@
 pub mod dirty;
 pub mod index;
 pub mod pods;
+
+pub mod members;

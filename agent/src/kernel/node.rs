@@ -37,7 +37,7 @@ pub struct Adopted {
 
 impl NodeObjects {
     /// Loads the node's programs; maps and link are pinned in `dir`, which is made.
-    pub fn load(objects: &Objects, dir: &Path, host: &Netns) -> Result<Self, KernelError> {
+    pub fn load(objects: &Objects, dir: &Path) -> Result<Self, KernelError> {
         fs::create_dir_all(dir).map_err(KernelError::pin("making", dir))?;
         let offsets = Btf::of_kernel()?.offsets()?;
         let kernel_btf = KernelBtf::from_sys_fs().map_err(KernelError::load("kernel BTF"))?;
@@ -51,9 +51,6 @@ impl NodeObjects {
         for name in ["adopt_all", "adopt_rest"] {
             iterator(&mut ebpf, name)?.load("tcp", &kernel_btf).map_err(KernelError::load("adopt"))?;
         }
-        let map = ebpf.map_mut("NODE").ok_or_else(|| KernelError::Btf("no map NODE".into()))?;
-        let mut node: Array<_, NodeConfig> = Array::try_from(map).map_err(KernelError::load("NODE"))?;
-        node.set(0, NodeConfig { host_cookie: host.cookie() }, 0).map_err(KernelError::load("NODE"))?;
         Ok(Self { dir: dir.to_owned(), ebpf: Mutex::new(ebpf) })
     }
 
@@ -62,10 +59,14 @@ impl NodeObjects {
         self.dir.join("PROBES")
     }
 
-    /// Exempts what the cgroup opens from now on. Replaces an earlier attachment after the new one is in place.
-    pub fn attach_probe(&self, cgroup: &Path) -> Result<(), KernelError> {
+    /// Exempts what the cgroup opens in the host's namespace from now on. Replaces an earlier attachment after the
+    /// new one is in place.
+    pub fn attach_probe(&self, cgroup: &Path, host: &Netns) -> Result<(), KernelError> {
         let directory = File::open(cgroup).map_err(KernelError::pin("opening cgroup", cgroup))?;
         let mut ebpf = self.lock();
+        let map = ebpf.map_mut("NODE").ok_or_else(|| KernelError::Btf("no map NODE".into()))?;
+        let mut node: Array<_, NodeConfig> = Array::try_from(map).map_err(KernelError::load("NODE"))?;
+        node.set(0, NodeConfig { host_cookie: host.cookie() }, 0).map_err(KernelError::load("NODE"))?;
         let program: &mut SockOps = ebpf
             .program_mut("probe")
             .ok_or_else(|| KernelError::Btf("no program probe".into()))?

@@ -13,4 +13,4 @@ pub mod view;
 mod worker;
 
 pub use driver::{Handle, Reconciler};
-pub use ports::{Annotated, Annotator, DataPath, Netns, Published, Recovered, SwitchedOn, Ztunnel};
+pub use ports::{Annotated, Annotator, DataPath, Netns, Published, Recovered, SwitchedOn, Ztunnel, blocking};

@@ -18,6 +18,7 @@ mod sysctls;
 use std::{
     fs, io,
     net::IpAddr,
+    os::fd::AsFd,
     path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -115,12 +116,16 @@ pub struct Redirector {
     programs: PodPrograms,
 }
 
+/// Switches of a pod that is prepared, and not captured.
+const NEUTRAL: PodConfig =
+    PodConfig { flags: PodFlags(0), arrive_mark: OLD_MARK, reroute_ifindex: [0; weir_common::MAX_REROUTE] };
+
 /// Looking again after this long for connections whose handshake was not complete.
 const SETTLE: Duration = Duration::from_millis(2);
 
 impl Redirector {
-    /// Loads the node's programs and makes the pin directories. `host` is the host's network namespace.
-    pub fn open(settings: Settings, objects: &Objects, host: &Netns) -> Result<Self, RedirectError> {
+    /// Loads the node's programs and makes the pin directories.
+    pub fn open(settings: Settings, objects: &Objects) -> Result<Self, RedirectError> {
         let layout = layout_dir(&settings.root);
         fs::create_dir_all(&settings.root).map_err(directory(&settings.root))?;
         if !is_bpffs(&settings.root)? {
@@ -129,14 +134,14 @@ impl Redirector {
         for dir in [layout.join("pods"), layout.join("new")] {
             fs::create_dir_all(&dir).map_err(directory(&dir))?;
         }
-        let node = NodeObjects::load(objects, &layout.join("node"), host)?;
+        let node = NodeObjects::load(objects, &layout.join("node"))?;
         let programs = PodPrograms::new(objects, &node.probes());
         Ok(Self { settings, node, programs })
     }
 
-    /// Exempts the connections of the kubelet: those its cgroup opens from now on.
-    pub fn exempt(&self, cgroup: &Path) -> Result<(), RedirectError> {
-        Ok(self.node.attach_probe(cgroup)?)
+    /// Exempts the connections of the kubelet: those its cgroup opens from now on in the host's namespace.
+    pub fn exempt(&self, cgroup: &Path, host: &Netns) -> Result<(), RedirectError> {
+        Ok(self.node.attach_probe(cgroup, host)?)
     }
 
     fn dir(&self, cookie: u64) -> PodDir {
@@ -146,17 +151,21 @@ impl Redirector {
     /// Loads and attaches everything without changing what happens to traffic. What the app accepts from now on is
     /// marked as older than the enrolment, so that nothing falls between old and captured.
     pub fn prepare(&self, owner: &Owner, netns: &Netns) -> Result<(), RedirectError> {
-        if self.dir(netns.cookie()).read_record().is_ok() {
-            return Ok(());
-        }
         let shape = self.shape(netns)?;
+        let dir = self.dir(netns.cookie());
+        let before = dir.read_record().ok().filter(|record| record.uid == owner.uid.as_str());
+        if before.is_some() && dir.has_link() {
+            return self.mend(netns, &shape, &dir);
+        }
         if shape.source(false).is_none() && shape.source(true).is_none() {
             return Err(RedirectError::NoAddress);
         }
         let new = PodDir::new(layout_dir(&self.settings.root).join("new").join(netns.cookie().to_string()));
         new.remove()?;
         fs::create_dir(new.path()).map_err(directory(new.path()))?;
-        let prepared = self.build(owner, netns, &shape, &new);
+        // What is captured already stays so.
+        let before = before.and_then(|record| Some((dir.config().ok()?, record.sysctls)));
+        let prepared = self.build(owner, netns, &shape, &new, before);
         if prepared.is_err() {
             // The filters go with their programs' last reference or are replaced by the next try.
             let _ = netns.enter(|| filters::detach(&shape));
@@ -165,11 +174,20 @@ impl Redirector {
         prepared
     }
 
-    fn build(&self, owner: &Owner, netns: &Netns, shape: &Shape, new: &PodDir) -> Result<(), RedirectError> {
-        self.programs.load(new, std::os::fd::AsFd::as_fd(netns))?;
+    fn build(
+        &self,
+        owner: &Owner,
+        netns: &Netns,
+        shape: &Shape,
+        new: &PodDir,
+        before: Option<(PodConfig, sysctls::Saved)>,
+    ) -> Result<(), RedirectError> {
+        let (config, saved) = before.unzip();
+        self.programs.load(new, netns.as_fd())?;
         new.set_own(&shape.own())?;
-        new.set_config(PodConfig { arrive_mark: OLD_MARK, ..PodConfig::default() })?;
-        let sysctls = netns.enter(|| sysctls::set(&self.settings.proc, shape))??;
+        new.set_config(config.unwrap_or(NEUTRAL))?;
+        let changed = netns.enter(|| sysctls::set(&self.settings.proc, shape))??;
+        let sysctls = saved.unwrap_or(changed);
         new.write_record(&Record {
             layout: LAYOUT,
             boot_id: boot_id()?,
@@ -183,7 +201,17 @@ impl Redirector {
         })?;
         netns.enter(|| filters::attach(shape, new))??;
         let dir = self.dir(netns.cookie());
+        dir.remove()?;
         fs::rename(new.path(), dir.path()).map_err(directory(dir.path()))
+    }
+
+    /// Puts back what can be lost while programs, maps and link are there.
+    fn mend(&self, netns: &Netns, shape: &Shape, dir: &PodDir) -> Result<(), RedirectError> {
+        dir.set_own(&shape.own())?;
+        netns.enter(|| -> Result<(), RedirectError> {
+            sysctls::set(&self.settings.proc, shape)?;
+            filters::attach(shape, dir)
+        })?
     }
 
     /// Captures new connections. Those that exist go on as they are: their number is returned.
@@ -286,9 +314,14 @@ impl Redirector {
         RedirectError::join(errors)
     }
 
-    /// Releases what is pinned for a namespace that is gone, or going.
-    pub fn forget(&self, cookie: u64) -> Result<(), RedirectError> {
-        Ok(self.dir(cookie).remove()?)
+    /// Releases what is pinned for a pod whose namespace is gone or going, but for the namespace it has now.
+    pub fn forget(&self, uid: &PodUid, but: Option<u64>) -> Result<(), RedirectError> {
+        for pod in self.pinned() {
+            if pod.record.uid == uid.as_str() && Some(pod.record.cookie) != but {
+                self.dir(pod.record.cookie).remove()?;
+            }
+        }
+        Ok(())
     }
 
     /// Every pod that is pinned.

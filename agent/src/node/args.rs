@@ -1,0 +1,116 @@
+//! What `weir agent` can be told on the command line and by its environment. Both are laid over the file.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::{
+    cli::{Paths, Usage},
+    domain::{
+        config::{AgentConfig, namespace_list},
+        eligibility::EnablementSelectors,
+    },
+    zds::server,
+};
+
+/// Flags and environment of `weir agent`.
+#[derive(Clone, Debug, Args)]
+pub struct AgentArgs {
+    /// Configuration file.
+    #[arg(long, env = "WEIR_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The node whose pods are enrolled.
+    #[arg(long, env = "NODE_NAME")]
+    node_name: Option<String>,
+    /// Name of the agent's own pod.
+    #[arg(long, env = "POD_NAME")]
+    pod_name: Option<String>,
+    /// Namespace of the agent's own pod.
+    #[arg(long, env = "POD_NAMESPACE")]
+    pod_namespace: Option<String>,
+    /// Where ztunnel runs.
+    #[arg(long, env = "SYSTEM_NAMESPACE")]
+    system_namespace: Option<String>,
+    /// Namespaces that are never enrolled, with commas between.
+    #[arg(long, env = "EXCLUDE_NAMESPACES")]
+    exclude_namespaces: Option<String>,
+    /// Which pods are in the mesh, as YAML.
+    #[arg(long, env = "AMBIENT_ENABLEMENT_SELECTOR", value_name = "YAML")]
+    enablement_selectors: Option<String>,
+    /// Whether DNS is captured.
+    #[arg(long, env = "AMBIENT_DNS_CAPTURE", value_name = "BOOL")]
+    dns_capture: Option<bool>,
+    /// Access to the API server [default: the pod's service account].
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Where ztunnel connects.
+    #[arg(
+        long,
+        env = "WEIR_ZTUNNEL_SOCKET",
+        default_value = "/var/run/ztunnel/ztunnel.sock",
+        value_name = "PATH"
+    )]
+    ztunnel_socket: PathBuf,
+    /// A user besides root that ztunnel may run as.
+    #[arg(long, env = "WEIR_ZTUNNEL_UID", value_name = "UID")]
+    ztunnel_uid: Option<u32>,
+    /// The kubelet's cgroup (v2), whose connections are not captured [default: looked for].
+    #[arg(long, env = "WEIR_KUBELET_CGROUP", value_name = "DIR")]
+    pub kubelet_cgroup: Option<PathBuf>,
+    /// Logs as JSON.
+    #[arg(long, env = "WEIR_LOG_JSON")]
+    pub log_json: bool,
+    /// Where things are on this machine.
+    #[command(flatten)]
+    pub paths: Paths,
+}
+
+impl AgentArgs {
+    /// File, then environment, then flags.
+    ///
+    /// # Errors
+    /// When the file cannot be read, a value does not parse, or the node's name is missing.
+    pub fn config(&self) -> Result<AgentConfig> {
+        let usage = |what: String| Usage(what);
+        let mut config = match &self.config {
+            Some(path) => {
+                let text = fs::read_to_string(path)
+                    .map_err(|error| usage(format!("{}: {error}", path.display())))?;
+                AgentConfig::from_yaml(&text)
+                    .map_err(|error| usage(format!("{}: {error}", path.display())))?
+            }
+            None => AgentConfig::default(),
+        };
+        if let Some(name) = &self.node_name {
+            config.node_name.clone_from(name);
+        }
+        if let Some(namespace) = &self.system_namespace {
+            config.system_namespace.clone_from(namespace);
+        }
+        if let Some(list) = &self.exclude_namespaces {
+            config.exclude_namespaces = namespace_list(list);
+        }
+        if let Some(yaml) = &self.enablement_selectors {
+            config.enablement_selectors = EnablementSelectors::from_yaml(yaml)
+                .map_err(|error| usage(format!("--enablement-selectors: {error}")))?;
+        }
+        if let Some(dns) = self.dns_capture {
+            config.dns_capture = dns;
+        }
+        config.pod_name = self.pod_name.clone().or(config.pod_name);
+        config.pod_namespace = self.pod_namespace.clone().or(config.pod_namespace);
+        config.check().map_err(|error| usage(error.to_string()))?;
+        Ok(config)
+    }
+
+    /// Where to listen for ztunnel.
+    pub(super) fn zds(&self) -> server::Config {
+        server::Config { allowed_uid: self.ztunnel_uid, ..server::Config::new(&self.ztunnel_socket) }
+    }
+
+    /// ztunnel tries again by itself in this rhythm, and does not say when it succeeds.
+    pub(super) fn nack_backoff(&self) -> Duration {
+        Duration::from_secs(5)
+    }
+}

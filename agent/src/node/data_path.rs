@@ -1,0 +1,131 @@
+//! The data path of this node's pods, as the reconciler drives it: discovery and [`Redirector`], on blocking
+//! threads.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    domain::{
+        reason::{Failure, Reason},
+        workload::{Pod, PodUid},
+    },
+    netns::{
+        Netns,
+        discover::{DiscoverError, Discovery},
+    },
+    reconcile::{DataPath, Netns as Fd, Recovered, SwitchedOn, blocking},
+    redirect::{Owner, RedirectError, Redirector},
+};
+
+/// What short connections get to come to their end at un-enrolment. The app's new ones wait meanwhile, and try
+/// again a second after they began.
+const GRACE: Duration = Duration::from_millis(250);
+
+/// See [`DataPath`].
+pub struct NodeDataPath {
+    parts: Arc<Parts>,
+}
+
+struct Parts {
+    redirector: Redirector,
+    discovery: Discovery,
+}
+
+impl NodeDataPath {
+    /// Over these.
+    pub fn new(redirector: Redirector, discovery: Discovery) -> Self {
+        Self { parts: Arc::new(Parts { redirector, discovery }) }
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        reason: Reason,
+        work: impl FnOnce(&Parts) -> Result<T, RedirectError> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let parts = Arc::clone(&self.parts);
+        blocking(move || work(&parts).map_err(|error| Failure::new(reason, error.to_string()))).await
+    }
+}
+
+fn owner(pod: &Pod) -> Owner {
+    Owner { uid: pod.uid.clone(), info: pod.info.clone() }
+}
+
+fn open(fd: &Fd) -> Result<Netns, RedirectError> {
+    Ok(Netns::from_fd(Arc::clone(fd))?)
+}
+
+impl DataPath for NodeDataPath {
+    async fn recovered(&self) -> Vec<Recovered> {
+        let recovered = self.run(Reason::Internal, |parts| {
+            let find = |uid: &str, cookie| parts.discovery.find_by_cookie(uid, cookie);
+            Ok(parts
+                .redirector
+                .pinned()
+                .into_iter()
+                .map(|pod| Recovered {
+                    uid: pod.record.uid(),
+                    netns: find(&pod.record.uid, pod.record.cookie).map(|netns| Arc::clone(netns.fd())),
+                })
+                .collect())
+        });
+        recovered.await.unwrap_or_default()
+    }
+
+    async fn locate(&self, pod: &Arc<Pod>) -> Result<Fd, Failure> {
+        let (parts, pod) = (Arc::clone(&self.parts), Arc::clone(pod));
+        blocking(move || match parts.discovery.find(pod.uid.as_str(), &pod.ips) {
+            Ok(netns) => Ok(Arc::clone(netns.fd())),
+            Err(error @ DiscoverError::NoProcess(_)) => {
+                Err(Failure::new(Reason::NetnsNotFound, error.to_string()))
+            }
+            Err(error @ DiscoverError::Refused { .. }) => {
+                Err(Failure::new(Reason::NetnsRefused, error.to_string()))
+            }
+        })
+        .await
+    }
+
+    async fn prepare(&self, pod: &Arc<Pod>, netns: &Fd) -> Result<(), Failure> {
+        let (owner, fd) = (owner(pod), Arc::clone(netns));
+        self.run(Reason::PrepareFailed, move |parts| {
+            let netns = open(&fd)?;
+            parts.redirector.forget(&owner.uid, Some(netns.cookie()))?;
+            parts.redirector.prepare(&owner, &netns)
+        })
+        .await
+    }
+
+    async fn switch_on(&self, _: &Arc<Pod>, netns: &Fd) -> Result<SwitchedOn, Failure> {
+        let fd = Arc::clone(netns);
+        self.run(Reason::SwitchOnFailed, move |parts| {
+            let adopted = parts.redirector.switch_on(&open(&fd)?)?;
+            Ok(SwitchedOn { old_connections: adopted.adopted })
+        })
+        .await
+    }
+
+    async fn verify(&self, _: &Arc<Pod>, netns: &Fd) -> Result<(), Vec<String>> {
+        let fd = Arc::clone(netns);
+        let missing = self.run(Reason::VerifyFailed, move |parts| parts.redirector.verify(&open(&fd)?));
+        match missing.await {
+            Ok(missing) if missing.is_empty() => Ok(()),
+            Ok(missing) => Err(missing),
+            Err(failure) => Err(vec![failure.detail]),
+        }
+    }
+
+    async fn drain(&self, _: &Arc<Pod>, netns: &Fd) -> Result<(), Failure> {
+        let fd = Arc::clone(netns);
+        self.run(Reason::DrainFailed, move |parts| parts.redirector.drain(&open(&fd)?, GRACE)).await
+    }
+
+    async fn switch_off(&self, _: &Arc<Pod>, netns: &Fd) -> Result<(), Failure> {
+        let fd = Arc::clone(netns);
+        self.run(Reason::SwitchOffFailed, move |parts| parts.redirector.switch_off(&open(&fd)?)).await
+    }
+
+    async fn forget(&self, uid: &PodUid) -> Result<(), Failure> {
+        let uid = uid.clone();
+        self.run(Reason::ForgetFailed, move |parts| parts.redirector.forget(&uid, None)).await
+    }
+}

@@ -1,0 +1,121 @@
+//! `weir agent`: one node's parts, put together.
+//!
+//! Start order: socket for ztunnel bound → watches listed → pins of an earlier agent taken over → ztunnel served →
+//! pods reconciled. ztunnel may connect at any time; it gets its snapshot when there is one that is complete.
+
+mod args;
+mod data_path;
+mod kubelet;
+mod ztunnel;
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+pub use args::AgentArgs;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+};
+use tracing::{info, warn};
+
+use crate::{
+    cache::{members::Members, pods::Pods},
+    domain::config::AgentConfig,
+    kernel::Objects,
+    kube::{annotate::Patcher, client, events},
+    netns::{Netns, discover::Discovery},
+    preflight,
+    reconcile::Reconciler,
+    redirect::{Redirector, Settings},
+    zds::server::Server,
+};
+
+/// Notices that wait to become Events; more are dropped.
+const NOTICES: usize = 256;
+
+/// Runs until SIGTERM or SIGINT. The data path stays when the agent goes.
+pub fn run(args: AgentArgs) -> Result<()> {
+    let config = args.config()?;
+    preflight::check(&args.paths)?;
+    log(args.log_json);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let stopped = runtime.block_on(async {
+        tokio::select! {
+            result = serve(args, config) => result,
+            signal = terminated() => signal,
+        }
+    });
+    // Steps on blocking threads are left to their end, but not waited for: each can be repeated.
+    runtime.shutdown_background();
+    stopped
+}
+
+async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
+    let members = Members::new(args.nack_backoff());
+    let server = Server::bind(args.zds(), members.clone())?;
+    let client = client::connect(args.kubeconfig.as_deref()).await?;
+    let data_path = {
+        let (args, dns) = (args.clone(), config.dns_capture);
+        tokio::task::spawn_blocking(move || open(&args, dns)).await??
+    };
+    info!(node = config.node_name, "data path ready");
+
+    let cache = Arc::new(Pods::new(config.policy()));
+    let watches = tokio::spawn(crate::kube::run(client.clone(), config.clone(), cache.clone()));
+    let (notices, told) = mpsc::channel(NOTICES);
+    tokio::spawn(events::run(client.clone(), config.clone(), told));
+
+    let port = ztunnel::Port::new(members.clone());
+    let mut reconciler =
+        Reconciler::new(cache, config.reconcile.clone(), data_path, port, Patcher::new(client))
+            .with_notices(notices);
+    reconciler.recover().await;
+    members.set_complete();
+    let handle = reconciler.handle();
+    tokio::spawn(ztunnel::retry_on_arrival(members, handle));
+    tokio::select! {
+        () = server.run() => {}
+        () = reconciler.run() => {}
+        ended = watches => ended.context("watching the API server")?,
+    }
+    Ok(())
+}
+
+/// Everything that touches the kernel at start.
+fn open(args: &AgentArgs, dns: bool) -> Result<data_path::NodeDataPath> {
+    let host = Netns::open(&args.paths.host_netns()).context("the host's network namespace")?;
+    let settings = Settings { root: args.paths.bpffs.clone(), proc: args.paths.proc.clone(), dns };
+    let redirector = Redirector::open(settings, &Objects::get()?)?;
+    match args.kubelet_cgroup.clone().map_or_else(|| kubelet::cgroup(&args.paths.proc), Ok) {
+        Ok(cgroup) => {
+            redirector.exempt(&cgroup, &host).context("exempting the kubelet's probes")?;
+            info!(cgroup = %cgroup.display(), "the kubelet's probes are exempt");
+        }
+        Err(error) => warn!(%error, "the kubelet's probes go through ztunnel"),
+    }
+    let discovery = Discovery::new(args.paths.proc.clone(), host);
+    Ok(data_path::NodeDataPath::new(redirector, discovery))
+}
+
+async fn terminated() -> Result<()> {
+    let mut term = signal(SignalKind::terminate())?;
+    let mut int = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    info!("stopping; pods stay captured");
+    Ok(())
+}
+
+fn log(json: bool) {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("WEIR_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    if json {
+        builder.json().init();
+    } else {
+        builder.init();
+    }
+}
