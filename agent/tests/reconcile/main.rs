@@ -1,0 +1,6 @@
+//! The reconciler over fakes: no kernel, no socket, no API server, and a clock moved by hand.
+
+mod faults;
+mod flow;
+mod property;
+mod world;
