@@ -158,7 +158,7 @@ impl Enrolment {
             (!published, Step::Publish),
             (!switched_on, Step::SwitchOn),
             (!verified, Step::Verify),
-            (self.annotation.believed() != enabled, Step::Annotate(enabled)),
+            (!self.annotation.is(enabled), Step::Annotate(enabled)),
         ];
         // After a failure, saying so is all that is left of an attempt.
         let left = if self.failure.is_some() { &steps[..1] } else { &steps[..] };
@@ -168,7 +168,7 @@ impl Enrolment {
     fn next_out(&self) -> Option<Step> {
         let Undo { path, netns, steered, draining, ztunnel, .. } = self.undo;
         self.first_due([
-            (self.annotation.believed().is_some(), Step::Annotate(None)),
+            (!self.annotation.is(None), Step::Annotate(None)),
             (path && !netns, Step::Locate),
             (steered && !draining, Step::Drain),
             (ztunnel, Step::Retract),
@@ -178,7 +178,7 @@ impl Enrolment {
 
     fn next_forget(&self) -> Option<Step> {
         self.first_due([
-            (self.annotation.believed().is_some(), Step::Annotate(None)),
+            (!self.annotation.is(None), Step::Annotate(None)),
             (self.undo.ztunnel, Step::Retract),
             (self.undo.path, Step::Forget),
         ])
@@ -193,7 +193,7 @@ impl Enrolment {
 
     /// Must the annotation be taken back to `pending`?
     fn owes_pending(&self) -> bool {
-        let enabled = self.annotation.believed() == Some(Redirection::Enabled);
+        let enabled = self.annotation.may_be(Some(Redirection::Enabled));
         let untrue = enabled && !self.undo.captured;
         let failed = self.failure.as_ref().is_some_and(|failure| match failure.reason {
             // A captured pod without a ztunnel refuses connections, and is the same pod as before as soon
@@ -203,9 +203,7 @@ impl Enrolment {
             Reason::AnnotateFailed | Reason::Deleted => false,
             _ => true,
         });
-        (untrue || failed)
-            && !self.pending_refused
-            && self.annotation.believed() != Some(Redirection::Pending)
+        (untrue || failed) && !self.pending_refused && !self.annotation.is(Some(Redirection::Pending))
     }
 
     /// Notes that `step` begins: from here on its effect may exist.
@@ -274,6 +272,9 @@ impl Enrolment {
     }
 
     fn broke_off(&mut self, step: Step, failure: Failure) {
+        if matches!(step, Step::Annotate(_)) {
+            self.annotation.write_failed();
+        }
         match step {
             Step::Annotate(Some(Redirection::Pending)) => {
                 self.pending_refused = true;

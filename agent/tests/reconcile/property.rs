@@ -128,6 +128,7 @@ impl Story {
                 }
             }
             94..97 => rig.handle.retry_now(),
+            _ if self.world.is_blind() => {}
             _ => {
                 for pod in self.world.pods() {
                     self.world.hide(&pod.uid, rng.random_bool(0.3));

@@ -65,7 +65,9 @@ enum News {
 }
 
 struct State {
-    watch: mpsc::UnboundedSender<News>,
+    watch: mpsc::UnboundedSender<(u32, News)>,
+    /// Which agent it is: what the watch of an earlier one has not told, it never tells.
+    agent: u32,
     pods: BTreeMap<PodUid, Pod>,
     /// Counts changes, as the API server does.
     version: u64,
@@ -126,8 +128,12 @@ impl World {
     pub fn blind(&self, blind: bool) {
         let mut state = self.lock();
         state.blind = blind;
-        let namespaces = state.namespaces.clone();
-        state.tell(News::List(state.pods.values().cloned().collect(), namespaces.into_iter().collect()));
+        let (pods, namespaces) = state.list();
+        state.tell(News::List(pods, namespaces));
+    }
+
+    pub fn is_blind(&self) -> bool {
+        self.lock().blind
     }
 
     pub fn pods(&self) -> Vec<Pod> {
@@ -248,9 +254,13 @@ impl Drop for Over {
 }
 
 impl State {
+    fn list(&self) -> (Vec<Pod>, Vec<(String, Labels)>) {
+        (self.pods.values().cloned().collect(), self.namespaces.clone().into_iter().collect())
+    }
+
     fn tell(&self, news: News) {
         if !self.blind {
-            self.watch.send(news).expect("the world is watched");
+            self.watch.send((self.agent, news)).expect("the world is watched");
         }
     }
 
@@ -439,7 +449,7 @@ fn reconciler(world: &World, cache: &Arc<Pods>, config: ReconcileConfig) -> Reco
 /// Set up, but not running yet.
 pub struct Still {
     world: World,
-    news: mpsc::UnboundedReceiver<News>,
+    news: mpsc::UnboundedReceiver<(u32, News)>,
 }
 
 impl Still {
@@ -447,6 +457,7 @@ impl Still {
         let (watch, news) = mpsc::unbounded_channel();
         let state = State {
             watch,
+            agent: 0,
             pods: BTreeMap::new(),
             version: 0,
             namespaces: BTreeMap::from([("ns".into(), Labels::new())]),
@@ -476,11 +487,12 @@ impl Still {
         while news.try_recv().is_ok() {}
         world.blind(false);
         let watching = tokio::spawn({
-            let cache = Arc::clone(&cache);
+            let (world, cache) = (world.clone(), Arc::clone(&cache));
             async move {
-                while let Some(news) = news.recv().await {
+                while let Some((agent, news)) = news.recv().await {
                     sleep(lag()).await;
                     match news {
+                        _ if agent != world.lock().agent => {}
                         News::Pod(pod) => cache.apply_pod(pod),
                         News::Gone(uid) => cache.delete_pod(&uid),
                         News::Namespace(name, labels) => cache.apply_namespace(&name, labels),
@@ -517,10 +529,17 @@ impl Rig {
         still.start(ReconcileConfig::default(), Some(faults), || Duration::from_millis(1)).await
     }
 
-    /// The agent dies in the middle of whatever it does, and another starts.
+    /// The agent dies in the middle of whatever it does, and another starts with a list of its own.
     pub async fn restart(&mut self) {
         self.running.abort();
         let _ = (&mut self.running).await;
+        let (pods, namespaces) = {
+            let mut state = self.world.lock();
+            state.agent += 1;
+            state.list()
+        };
+        self.cache.reset_pods(pods);
+        self.cache.reset_namespaces(namespaces);
         let mut reconciler = reconciler(&self.world, &self.cache, ReconcileConfig::default());
         self.handle = reconciler.handle();
         reconciler.recover().await;

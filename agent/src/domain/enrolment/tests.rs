@@ -216,8 +216,8 @@ fn enabled_is_never_trusted() {
 fn a_pending_that_cannot_be_written_does_not_hold_up_enrolment() {
     let mut machine = aimed(Goal::Enrol, ENABLED);
     assert_eq!(fail(&mut machine, Reason::AnnotateFailed).as_str(), "annotate_pending");
-    assert_eq!(walk(&mut machine), "locate prepare publish switch_on verify");
-    assert_eq!(machine.state(), State::Enrolled, "what it says has become true");
+    // Whether it was written after all is not known.
+    assert_eq!(walk(&mut machine), IN);
     // A pod that waits has nothing better to do than to try again.
     let mut machine = aimed(Goal::Hold, ENABLED);
     fail(&mut machine, Reason::AnnotateFailed);
