@@ -14,7 +14,10 @@ use weir_agent::domain::{
     workload::{PodUid, Redirection},
 };
 
-use crate::world::{ENABLED, How, PENDING, Rig, Sim, pod};
+use crate::{
+    rig::Rig,
+    world::{ENABLED, How, PENDING, Sim, pod},
+};
 
 const IN: [&str; 6] = ["locate", "prepare", "publish", "switch_on", "verify", "annotate_enabled"];
 const OUT: [&str; 4] = ["unannotate", "drain", "retract", "switch_off"];

@@ -9,7 +9,10 @@ use weir_agent::domain::{
     workload::{Pod, PodUid},
 };
 
-use crate::world::{ENABLED, How, PENDING, Rig, Sim, World, mode, pod};
+use crate::{
+    rig::Rig,
+    world::{ENABLED, How, PENDING, Sim, World, mode, pod},
+};
 
 const IN: &str = "locate prepare publish switch_on verify annotate_enabled";
 const OUT: &str = "unannotate drain retract switch_off";

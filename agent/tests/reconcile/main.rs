@@ -2,5 +2,7 @@
 
 mod faults;
 mod flow;
+mod node;
 mod property;
+mod rig;
 mod world;

@@ -15,7 +15,10 @@ use weir_agent::domain::{
     workload::{Pod, PodUid},
 };
 
-use crate::world::{ENABLED, How, PENDING, Rig, Sim, Still, World, mode, pod};
+use crate::{
+    rig::{Rig, Still},
+    world::{ENABLED, How, PENDING, Sim, World, mode, pod},
+};
 
 const NAMESPACES: [&str; 2] = ["ns", "ns2"];
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];

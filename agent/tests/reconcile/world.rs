@@ -8,25 +8,15 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    sync::mpsc,
-    task::JoinHandle,
-    time::{Instant, sleep},
-};
+use tokio::{sync::mpsc, time::sleep};
 use weir_agent::{
-    cache::pods::Pods,
     domain::{
-        config::{AgentConfig, ReconcileConfig},
         names,
-        notice::Notice,
         reason::{Failure, Reason},
         selector::Labels,
         workload::{Pod, PodUid, Redirection, WorkloadInfo},
     },
-    reconcile::{
-        Annotated, Annotator, DataPath, Handle, Netns, Published, Reconciler, Recovered, SwitchedOn, Ztunnel,
-        fault::FaultPlan, view::PodView,
-    },
+    reconcile::Netns,
 };
 
 pub const ENABLED: Option<Redirection> = Some(Redirection::Enabled);
@@ -57,32 +47,32 @@ type Behaviour = Box<dyn FnMut(&PodUid, &str) -> How + Send>;
 pub struct World(Arc<Mutex<State>>);
 
 /// What the watch tells.
-enum News {
+pub enum News {
     Pod(Pod),
     Gone(PodUid),
     Namespace(String, Labels),
     List(Vec<Pod>, Vec<(String, Labels)>),
 }
 
-struct State {
+pub struct State {
     watch: mpsc::UnboundedSender<(u32, News)>,
     /// Which agent it is: what the watch of an earlier one has not told, it never tells.
-    agent: u32,
+    pub agent: u32,
     pods: BTreeMap<PodUid, Pod>,
     /// Counts changes, as the API server does.
     version: u64,
     namespaces: BTreeMap<String, Labels>,
     /// The watch is broken: what happens is not told until it is whole again.
     blind: bool,
-    sims: BTreeMap<PodUid, Sim>,
-    ztunnel_up: bool,
+    pub sims: BTreeMap<PodUid, Sim>,
+    pub ztunnel_up: bool,
     behaviour: Behaviour,
     calls: Vec<(PodUid, String)>,
     under_way: BTreeSet<PodUid>,
     breaches: Vec<String>,
     /// Namespaces an agent that starts anew does not find at once.
-    hidden: BTreeSet<PodUid>,
-    netns: Netns,
+    pub hidden: BTreeSet<PodUid>,
+    pub netns: Netns,
 }
 
 /// What is really there of one pod.
@@ -99,7 +89,29 @@ pub struct Sim {
 }
 
 impl World {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    /// A world with one namespace, and what its watch tells.
+    pub fn new() -> (Self, mpsc::UnboundedReceiver<(u32, News)>) {
+        let (watch, news) = mpsc::unbounded_channel();
+        let state = State {
+            watch,
+            agent: 0,
+            pods: BTreeMap::new(),
+            version: 0,
+            namespaces: BTreeMap::from([("ns".into(), Labels::new())]),
+            blind: false,
+            sims: BTreeMap::new(),
+            ztunnel_up: true,
+            behaviour: Box::new(|_, _| How::Well),
+            calls: Vec::new(),
+            under_way: BTreeSet::new(),
+            breaches: Vec::new(),
+            hidden: BTreeSet::new(),
+            netns: Arc::new(File::open("/dev/null").unwrap().into()),
+        };
+        (Self(Arc::new(Mutex::new(state))), news)
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap()
     }
 
@@ -207,7 +219,7 @@ impl World {
     }
 
     /// One call: `effect` is what it does to the world.
-    async fn call<T>(
+    pub async fn call<T>(
         &self,
         uid: &PodUid,
         step: &str,
@@ -254,7 +266,7 @@ impl Drop for Over {
 }
 
 impl State {
-    fn list(&self) -> (Vec<Pod>, Vec<(String, Labels)>) {
+    pub fn list(&self) -> (Vec<Pod>, Vec<(String, Labels)>) {
         (self.pods.values().cloned().collect(), self.namespaces.clone().into_iter().collect())
     }
 
@@ -265,7 +277,7 @@ impl State {
     }
 
     /// Changes a pod, if there is one; says which version of it there is then.
-    fn edit(&mut self, uid: &PodUid, edit: impl FnOnce(&mut Pod)) -> Option<u64> {
+    pub fn edit(&mut self, uid: &PodUid, edit: impl FnOnce(&mut Pod)) -> Option<u64> {
         self.change(uid, |pods| pods.get_mut(uid).map(edit))
     }
 
@@ -290,7 +302,7 @@ impl State {
         self.pods.get(uid).map(|pod| pod.version)
     }
 
-    fn sim(&mut self, uid: &PodUid) -> &mut Sim {
+    pub fn sim(&mut self, uid: &PodUid) -> &mut Sim {
         self.sims.entry(uid.clone()).or_default()
     }
 
@@ -311,274 +323,6 @@ impl State {
         } || (step == "switch_off" && sim.captured && sim.at_ztunnel);
         if broken {
             self.breaches.push(format!("{uid}: {step} with {sim:?}, pod {pod:?}"));
-        }
-    }
-}
-
-impl DataPath for World {
-    async fn recovered(&self) -> Vec<Recovered> {
-        let state = self.lock();
-        let left = state.sims.iter().filter(|(_, sim)| sim.prepared);
-        let recovered = left.map(|(uid, sim)| Recovered {
-            uid: uid.clone(),
-            netns: (!state.hidden.contains(uid)).then(|| Arc::clone(&state.netns)),
-            captured: sim.captured && !sim.draining,
-        });
-        recovered.collect()
-    }
-
-    async fn locate(&self, pod: &Arc<Pod>) -> Result<Netns, Failure> {
-        self.call(&pod.uid, "locate", Reason::NetnsNotFound, |state| Ok(Arc::clone(&state.netns))).await
-    }
-
-    async fn prepare(&self, pod: &Arc<Pod>, _: &Netns) -> Result<(), Failure> {
-        let effect = |state: &mut State| {
-            state.sim(&pod.uid).prepared = true;
-            Ok(())
-        };
-        self.call(&pod.uid, "prepare", Reason::PrepareFailed, effect).await
-    }
-
-    async fn switch_on(&self, pod: &Arc<Pod>, _: &Netns) -> Result<SwitchedOn, Failure> {
-        let effect = |state: &mut State| {
-            let sim = state.sim(&pod.uid);
-            sim.captured = sim.prepared;
-            sim.draining = false;
-            sim.torn_down = false;
-            Ok(SwitchedOn { old_connections: 3 })
-        };
-        self.call(&pod.uid, "switch_on", Reason::SwitchOnFailed, effect).await
-    }
-
-    async fn verify(&self, pod: &Arc<Pod>, _: &Netns) -> Result<(), Vec<String>> {
-        let effect = |state: &mut State| {
-            let sim = state.sim(&pod.uid);
-            let lost = || Failure::new(Reason::VerifyFailed, "not captured");
-            if sim.captured { Ok(()) } else { Err(lost()) }
-        };
-        let verified = self.call(&pod.uid, "verify", Reason::VerifyFailed, effect).await;
-        verified.map_err(|failure| vec![failure.detail])
-    }
-
-    async fn drain(&self, pod: &Arc<Pod>, _: &Netns) -> Result<(), Failure> {
-        let effect = |state: &mut State| {
-            state.sim(&pod.uid).draining = true;
-            Ok(())
-        };
-        self.call(&pod.uid, "drain", Reason::DrainFailed, effect).await
-    }
-
-    async fn switch_off(&self, pod: &Arc<Pod>, _: &Netns) -> Result<(), Failure> {
-        let effect = |state: &mut State| {
-            let sim = state.sim(&pod.uid);
-            *sim = Sim { at_ztunnel: sim.at_ztunnel, acked: sim.acked, ..Sim::default() };
-            Ok(())
-        };
-        self.call(&pod.uid, "switch_off", Reason::SwitchOffFailed, effect).await
-    }
-
-    async fn forget(&self, uid: &PodUid) -> Result<(), Failure> {
-        let effect = |state: &mut State| {
-            *state.sim(uid) = Sim::default();
-            Ok(())
-        };
-        self.call(uid, "forget", Reason::ForgetFailed, effect).await
-    }
-}
-
-impl Ztunnel for World {
-    fn restore(&self, uid: &PodUid, _: &WorkloadInfo, _: Option<Netns>) {
-        self.lock().sim(uid).at_ztunnel = true;
-    }
-
-    async fn publish(&self, uid: &PodUid, _: &WorkloadInfo, _: Netns) -> Published {
-        let effect = |state: &mut State| {
-            let up = state.ztunnel_up;
-            let sim = state.sim(uid);
-            sim.at_ztunnel = true;
-            sim.acked |= up;
-            Ok(up)
-        };
-        match self.call(uid, "publish", Reason::ZtunnelRefused, effect).await {
-            Ok(true) => Published::Acked("ztunnel-1".into()),
-            Ok(false) => Published::NoZtunnel,
-            Err(failure) => Published::Nacked(failure.detail),
-        }
-    }
-
-    async fn retract(&self, uid: &PodUid) -> Result<(), Failure> {
-        let effect = |state: &mut State| {
-            let sim = state.sim(uid);
-            sim.at_ztunnel = false;
-            sim.acked = false;
-            Ok(())
-        };
-        self.call(uid, "retract", Reason::RetractFailed, effect).await
-    }
-}
-
-impl Annotator for World {
-    async fn set(&self, pod: &Pod, value: Option<Redirection>) -> Result<Annotated, Failure> {
-        let step = match value {
-            ENABLED => "annotate_enabled",
-            PENDING => "annotate_pending",
-            _ => "unannotate",
-        };
-        let effect = |state: &mut State| {
-            let written = state.edit(&pod.uid, |pod| pod.redirection = value);
-            Ok(written.map_or(Annotated::Gone, |version| Annotated::Done { version }))
-        };
-        self.call(&pod.uid, step, Reason::AnnotateFailed, effect).await
-    }
-}
-
-/// A running reconciler in its world.
-pub struct Rig {
-    pub world: World,
-    pub cache: Arc<Pods>,
-    pub handle: Handle,
-    pub notices: mpsc::Receiver<Notice>,
-    watching: JoinHandle<()>,
-    running: JoinHandle<()>,
-}
-
-fn reconciler(world: &World, cache: &Arc<Pods>, config: ReconcileConfig) -> Reconciler<World, World, World> {
-    Reconciler::new(Arc::clone(cache), config, world.clone(), world.clone(), world.clone())
-}
-
-/// Set up, but not running yet.
-pub struct Still {
-    world: World,
-    news: mpsc::UnboundedReceiver<(u32, News)>,
-}
-
-impl Still {
-    pub fn new() -> (Self, World) {
-        let (watch, news) = mpsc::unbounded_channel();
-        let state = State {
-            watch,
-            agent: 0,
-            pods: BTreeMap::new(),
-            version: 0,
-            namespaces: BTreeMap::from([("ns".into(), Labels::new())]),
-            blind: false,
-            sims: BTreeMap::new(),
-            ztunnel_up: true,
-            behaviour: Box::new(|_, _| How::Well),
-            calls: Vec::new(),
-            under_way: BTreeSet::new(),
-            breaches: Vec::new(),
-            hidden: BTreeSet::new(),
-            netns: Arc::new(File::open("/dev/null").unwrap().into()),
-        };
-        let world = World(Arc::new(Mutex::new(state)));
-        (Self { world: world.clone(), news }, world)
-    }
-
-    /// Everything the world has is listed, then the reconciler runs. The watch lags by what `lag` says.
-    pub async fn start(
-        self,
-        config: ReconcileConfig,
-        faults: Option<FaultPlan>,
-        mut lag: impl FnMut() -> Duration + Send + 'static,
-    ) -> Rig {
-        let Self { world, mut news } = self;
-        let cache = Arc::new(Pods::new(AgentConfig::default().policy()));
-        while news.try_recv().is_ok() {}
-        world.blind(false);
-        let watching = tokio::spawn({
-            let (world, cache) = (world.clone(), Arc::clone(&cache));
-            async move {
-                while let Some((agent, news)) = news.recv().await {
-                    sleep(lag()).await;
-                    match news {
-                        _ if agent != world.lock().agent => {}
-                        News::Pod(pod) => cache.apply_pod(pod),
-                        News::Gone(uid) => cache.delete_pod(&uid),
-                        News::Namespace(name, labels) => cache.apply_namespace(&name, labels),
-                        News::List(pods, namespaces) => {
-                            cache.reset_pods(pods);
-                            cache.reset_namespaces(namespaces);
-                        }
-                    }
-                }
-            }
-        });
-        let (notices_in, notices) = mpsc::channel(1024);
-        let mut reconciler = reconciler(&world, &cache, config).with_notices(notices_in);
-        if let Some(faults) = faults {
-            reconciler = reconciler.with_faults(faults);
-        }
-        let handle = reconciler.handle();
-        reconciler.recover().await;
-        let running = tokio::spawn(reconciler.run());
-        Rig { world, cache, handle, notices, watching, running }
-    }
-}
-
-impl Rig {
-    /// A rig with a prompt watch, in a world set up by `set_up`.
-    pub async fn new(set_up: impl FnOnce(&World)) -> Self {
-        Self::with_faults("", set_up).await
-    }
-
-    pub async fn with_faults(faults: &str, set_up: impl FnOnce(&World)) -> Self {
-        let (still, world) = Still::new();
-        set_up(&world);
-        let faults = faults.parse().unwrap();
-        still.start(ReconcileConfig::default(), Some(faults), || Duration::from_millis(1)).await
-    }
-
-    /// The agent dies in the middle of whatever it does, and another starts with a list of its own.
-    pub async fn restart(&mut self) {
-        self.running.abort();
-        let _ = (&mut self.running).await;
-        let (pods, namespaces) = {
-            let mut state = self.world.lock();
-            state.agent += 1;
-            state.list()
-        };
-        self.cache.reset_pods(pods);
-        self.cache.reset_namespaces(namespaces);
-        let mut reconciler = reconciler(&self.world, &self.cache, ReconcileConfig::default());
-        self.handle = reconciler.handle();
-        reconciler.recover().await;
-        self.running = tokio::spawn(reconciler.run());
-    }
-
-    /// Lets the world go on until `done`, for ten minutes of its time at most.
-    pub async fn until(&self, what: &str, mut done: impl FnMut(&Self) -> bool) {
-        let start = Instant::now();
-        while !done(self) {
-            assert!(
-                start.elapsed() < Duration::from_secs(600),
-                "never: {what}; {:#?}",
-                self.handle.views().list()
-            );
-            sleep(Duration::from_millis(1)).await;
-        }
-    }
-
-    /// Lets the world go on for a while, in which nothing more should happen.
-    pub async fn rest(&self) {
-        sleep(Duration::from_secs(60)).await;
-    }
-
-    pub fn view(&self, uid: &PodUid) -> PodView {
-        self.handle.views().get(uid).unwrap_or_else(|| panic!("no view of {uid}"))
-    }
-
-    pub fn told(&mut self) -> Vec<Notice> {
-        std::iter::from_fn(|| self.notices.try_recv().ok()).collect()
-    }
-}
-
-impl Drop for Rig {
-    fn drop(&mut self) {
-        self.watching.abort();
-        self.running.abort();
-        if !std::thread::panicking() {
-            assert_eq!(self.world.breaches(), Vec::<String>::new());
         }
     }
 }
