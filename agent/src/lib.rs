@@ -13,5 +13,8 @@
 
 pub mod cache;
 pub mod domain;
+pub mod kernel;
 pub mod kube;
+pub mod netns;
 pub mod reconcile;
+pub mod redirect;

@@ -1,1 +1,10 @@
-//! Test gear.
+//! Test gear: a node made of network namespaces with real clients and servers in them, a stand-in ztunnel, a
+//! Kubernetes API server.
+
+pub mod apiserver;
+pub mod app;
+pub mod load;
+pub mod mesh_node;
+pub mod observer;
+pub mod world;
+pub mod ztunnel;

@@ -1,3 +1,59 @@
-//! `cargo xtask`.
+//! `cargo xtask`: everything about weir that plain `cargo` cannot do.
 
-fn main() {}
+mod debian;
+mod demo;
+mod ebpf;
+mod packages;
+mod run;
+mod test;
+mod tools;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Build, test and demo commands of weir.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build the eBPF object `target/bpf/weir.bpf.o`, fetching the tools it takes the first time
+    BuildEbpf {
+        /// Lint the programs (warnings denied) instead of building them
+        #[arg(long)]
+        clippy: bool,
+    },
+    /// Check everything: format, lints, unit tests, and as root the integration tests
+    Test {
+        /// Of the tests, run only those whose names contain one of these
+        filter: Vec<String>,
+    },
+    /// Show weir at work: pods in network namespaces, a stand-in ztunnel, the agent (takes root)
+    Demo,
+}
+
+fn main() -> ExitCode {
+    let result = match Args::parse().command {
+        Command::BuildEbpf { clippy: true } => ebpf::clippy(),
+        Command::BuildEbpf { clippy: false } => ebpf::build().map(|object| println!("{}", object.display())),
+        Command::Test { filter } => match test::run(&filter) {
+            // What failed has been said, and the summary is to be the last line.
+            Ok(false) => return ExitCode::FAILURE,
+            result => result.map(|_| ()),
+        },
+        Command::Demo => demo::run(),
+    };
+    // Not `main() -> Result`: with RUST_BACKTRACE set that buries the message under a backtrace.
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

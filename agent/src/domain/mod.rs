@@ -7,6 +7,7 @@ pub mod enrolment;
 pub mod names;
 pub mod notice;
 pub mod reason;
+pub mod record;
 pub mod selector;
 pub mod workload;
 pub mod yaml;

@@ -1,0 +1,55 @@
+//! The kernel side: loading programs, pins, maps. One of the two rooms where `unsafe` may live.
+
+mod btf;
+mod node;
+mod object;
+mod pod;
+
+pub use node::{Adopted, NodeObjects};
+pub use object::{ObjectError, Objects};
+pub use pod::{Hook, PodDir, PodPrograms, raw_fd};
+
+use std::{io, path::PathBuf};
+
+/// What can go wrong between weir and the kernel's BPF subsystem.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// A program or map could not be created.
+    #[error("loading {what}: {source}")]
+    Load {
+        /// Program or map.
+        what: &'static str,
+        /// The kernel's answer, with the verifier's log where there is one.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A pin could not be made, opened or removed.
+    #[error("{action} {}: {source}", path.display())]
+    Pin {
+        /// What was tried.
+        action: &'static str,
+        /// The pin or directory.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The kernel's own description of its types does not say what is needed.
+    #[error("kernel BTF: {0}")]
+    Btf(String),
+    /// A pod's record cannot be used.
+    #[error("pod record: {0}")]
+    Record(String),
+    /// The objects are missing from this build.
+    #[error(transparent)]
+    Object(#[from] ObjectError),
+}
+
+impl KernelError {
+    fn load<E: std::error::Error + Send + Sync + 'static>(what: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::Load { what, source: Box::new(source) }
+    }
+
+    fn pin(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Pin { action, path, source }
+    }
+}

@@ -1,0 +1,241 @@
+//! One pod's programs and maps, and the directory they are pinned in.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd, BorrowedFd},
+    path::{Path, PathBuf},
+    sync::Mutex,
+};
+
+use aya::{
+    EbpfLoader,
+    maps::{Array, HashMap, Map, MapData, PerCpuArray},
+    programs::{
+        ProgramFd, SchedClassifier, SkLookup,
+        links::{FdLink, PinnedLink},
+    },
+};
+use weir_common::{Addr, Counters, PodConfig};
+
+use super::{KernelError, Objects};
+use crate::domain::record::{LAYOUT, Record};
+
+/// Where a tc program is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// Ingress of every interface but `lo`.
+    Arrive,
+    /// Ingress of `lo`.
+    Local,
+    /// Egress of every interface but `lo`.
+    Guard,
+}
+
+impl Hook {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Arrive, Self::Local, Self::Guard];
+
+    /// Name of the program, its pin and, with a prefix, its filter.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Arrive => "arrive",
+            Self::Local => "local",
+            Self::Guard => "guard",
+        }
+    }
+}
+
+/// Maps that are pinned with the pod. The node's map is opened by its own pin.
+const MAPS: [&str; 6] = ["CONFIG", "COUNTERS", "LISTENERS", "OWN", "INSIDE", "DNS_SLOTS"];
+/// Room for a record: names of Kubernetes are at most 253 bytes each.
+const RECORD: usize = 4096;
+const STEER_LINK: &str = "steer_link";
+
+/// Loads pods' programs. The object's file is parsed per pod (0.2 ms), the kernel's BTF never.
+pub struct PodPrograms {
+    object: Vec<u8>,
+    /// aya's loader keeps the kernel's BTF and the pin paths; building one per load would parse BTF each time.
+    loader: Mutex<EbpfLoader<'static>>,
+}
+
+impl PodPrograms {
+    /// `probes` is the pin of the node's map of the kubelet's connections.
+    pub fn new(objects: &Objects, probes: &Path) -> Self {
+        let mut loader = EbpfLoader::new();
+        // The programs need no relocation by it: not kept.
+        loader.map_pin_path("PROBES", probes.to_owned());
+        Self { object: objects.pod.clone(), loader: Mutex::new(loader) }
+    }
+
+    /// Loads programs and maps into `dir`, which must exist, attaches steer to the namespace and pins its link.
+    pub fn load(&self, dir: &PodDir, netns: BorrowedFd<'_>) -> Result<(), KernelError> {
+        let mut ebpf = {
+            let mut loader = self.loader.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            for map in MAPS {
+                loader.map_pin_path(map, dir.path.join(map));
+            }
+            loader.load(&self.object).map_err(KernelError::load("a pod's maps"))?
+        };
+        for hook in Hook::ALL {
+            let program: &mut SchedClassifier = ebpf
+                .program_mut(hook.name())
+                .ok_or_else(|| KernelError::Btf(format!("no program {}", hook.name())))?
+                .try_into()
+                .map_err(KernelError::load("a tc program"))?;
+            program.load().map_err(KernelError::load(hook.name()))?;
+            program.pin(dir.path.join(hook.name())).map_err(KernelError::load("a program's pin"))?;
+        }
+        let steer: &mut SkLookup = ebpf
+            .program_mut("steer")
+            .ok_or_else(|| KernelError::Btf("no program steer".into()))?
+            .try_into()
+            .map_err(KernelError::load("steer"))?;
+        steer.load().map_err(KernelError::load("steer"))?;
+        let link = steer.attach(netns).map_err(KernelError::load("steer's attachment"))?;
+        let link: FdLink = steer.take_link(link).map_err(KernelError::load("steer's link"))?.into();
+        link.pin(dir.path.join(STEER_LINK)).map_err(KernelError::load("steer's pin"))?;
+        Ok(())
+    }
+}
+
+/// The directory of one pod in bpffs.
+#[derive(Clone, Debug)]
+pub struct PodDir {
+    path: PathBuf,
+}
+
+impl PodDir {
+    /// Names a directory; nothing is touched.
+    pub fn new(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A tc program, by its pin.
+    pub fn program(&self, hook: Hook) -> Result<ProgramFd, KernelError> {
+        let program = SchedClassifier::from_pin(self.path.join(hook.name()))
+            .map_err(KernelError::load("a pinned program"))?;
+        let fd = program.fd().map_err(KernelError::load("a pinned program"))?;
+        fd.try_clone().map_err(KernelError::pin("opening", self.path.join(hook.name())))
+    }
+
+    /// Kernel id of a tc program.
+    pub fn program_id(&self, hook: Hook) -> Result<u32, KernelError> {
+        let program = SchedClassifier::from_pin(self.path.join(hook.name()))
+            .map_err(KernelError::load("a pinned program"))?;
+        Ok(program.info().map_err(KernelError::load("a pinned program"))?.id())
+    }
+
+    /// Pins the pod's record.
+    pub fn write_record(&self, record: &Record) -> Result<(), KernelError> {
+        let json = serde_json::to_vec(record).map_err(KernelError::load("the pod's record"))?;
+        let mut bytes = [0; RECORD];
+        bytes
+            .get_mut(..json.len())
+            .ok_or_else(|| KernelError::Record(format!("{} bytes do not fit", json.len())))?
+            .copy_from_slice(&json);
+        let mut map: Array<MapData, [u8; RECORD]> =
+            Array::create(1, 0).map_err(KernelError::load("the pod's record"))?;
+        map.set(0, bytes, 0).map_err(KernelError::load("the pod's record"))?;
+        map.pin(self.path.join("RECORD")).map_err(KernelError::load("the pod's record"))
+    }
+
+    /// Reads the pod's record.
+    pub fn read_record(&self) -> Result<Record, KernelError> {
+        let map: Array<_, [u8; RECORD]> = Array::try_from(Map::Array(self.map("RECORD")?))
+            .map_err(KernelError::load("the pod's record"))?;
+        let bytes = map.get(&0, 0).map_err(KernelError::load("the pod's record"))?;
+        let length = bytes.iter().position(|&byte| byte == 0).unwrap_or(RECORD);
+        let record: Record =
+            serde_json::from_slice(&bytes[..length]).map_err(KernelError::load("the pod's record"))?;
+        if record.layout == LAYOUT {
+            Ok(record)
+        } else {
+            Err(KernelError::Record(format!("layout {}", record.layout)))
+        }
+    }
+
+    /// Whether steer's link is there, and attached: a link whose namespace is gone answers with inode 0.
+    pub fn has_link(&self) -> bool {
+        PinnedLink::from_pin(self.path.join(STEER_LINK)).is_ok_and(|link| FdLink::from(link).info().is_ok())
+    }
+
+    /// Detaches steer.
+    pub fn detach_steer(&self) -> Result<(), KernelError> {
+        remove_file(&self.path.join(STEER_LINK))
+    }
+
+    /// The pod's switches.
+    pub fn config(&self) -> Result<PodConfig, KernelError> {
+        let map: Array<_, PodConfig> =
+            Array::try_from(Map::Array(self.map("CONFIG")?)).map_err(KernelError::load("CONFIG"))?;
+        map.get(&0, 0).map_err(KernelError::load("CONFIG"))
+    }
+
+    /// Replaces the pod's switches as a whole.
+    pub fn set_config(&self, config: PodConfig) -> Result<(), KernelError> {
+        let mut map: Array<_, PodConfig> =
+            Array::try_from(Map::Array(self.map("CONFIG")?)).map_err(KernelError::load("CONFIG"))?;
+        map.set(0, config, 0).map_err(KernelError::load("CONFIG"))
+    }
+
+    /// Makes the map of the pod's own addresses say exactly this.
+    pub fn set_own(&self, addresses: &[Addr]) -> Result<(), KernelError> {
+        let mut map: HashMap<_, Addr, u8> =
+            HashMap::try_from(Map::HashMap(self.map("OWN")?)).map_err(KernelError::load("OWN"))?;
+        for address in addresses {
+            map.insert(address, 1, 0).map_err(KernelError::load("OWN"))?;
+        }
+        let stale: Vec<Addr> = map.keys().flatten().filter(|old| !addresses.contains(old)).collect();
+        for address in stale {
+            map.remove(&address).map_err(KernelError::load("OWN"))?;
+        }
+        Ok(())
+    }
+
+    /// The pod's counters, over all CPUs.
+    pub fn counters(&self) -> Result<Counters, KernelError> {
+        let map: PerCpuArray<_, Counters> = PerCpuArray::try_from(Map::PerCpuArray(self.map("COUNTERS")?))
+            .map_err(KernelError::load("COUNTERS"))?;
+        let per_cpu = map.get(&0, 0).map_err(KernelError::load("COUNTERS"))?;
+        let mut sum = Counters::default();
+        per_cpu.iter().for_each(|cpu| sum.add(cpu));
+        Ok(sum)
+    }
+
+    fn map(&self, name: &str) -> Result<MapData, KernelError> {
+        MapData::from_pin(self.path.join(name)).map_err(KernelError::load("a pinned map"))
+    }
+
+    /// Removes every pin and the directory. Succeeds when there is nothing.
+    pub fn remove(&self) -> Result<(), KernelError> {
+        let entries = match fs::read_dir(&self.path) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(KernelError::pin("reading", &self.path)(error)),
+        };
+        for entry in entries.flatten() {
+            remove_file(&entry.path())?;
+        }
+        fs::remove_dir(&self.path).map_err(KernelError::pin("removing", &self.path))
+    }
+}
+
+/// Descriptor of a pinned program, for a netlink message.
+pub fn raw_fd(fd: &ProgramFd) -> u32 {
+    use std::os::fd::AsRawFd;
+    fd.as_fd().as_raw_fd().cast_unsigned()
+}
+
+fn remove_file(path: &Path) -> Result<(), KernelError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(KernelError::pin("removing", path)(error))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,74 @@
+//! The sysctls that a captured namespace needs, and their old values.
+
+use std::{collections::BTreeMap, path::Path};
+
+use super::{RedirectError, Shape};
+use crate::netns::sysctl;
+
+/// Old values by name, for the way back.
+pub type Saved = BTreeMap<String, String>;
+
+/// Name, value, and why.
+fn wanted(shape: &Shape) -> Vec<(&'static str, &'static str)> {
+    let mut wanted = vec![
+        // The accepted socket of a probe inherits the mark of its SYN: its replies leave by the main table.
+        ("net.ipv4.tcp_fwmark_accept", "1"),
+        // So does what the kernel answers without a socket: a closed port's RST.
+        ("net.ipv4.fwmark_reflect", "1"),
+        ("net.ipv6.fwmark_reflect", "1"),
+        // The reverse-path check looks the mark up too; without it every arriving SYN is a martian.
+        ("net.ipv4.conf.all.src_valid_mark", "1"),
+        // Connections queued on a listener that closes move to the other one: no loss when ztunnel is replaced.
+        ("net.ipv4.tcp_migrate_req", "1"),
+    ];
+    if shape.source(true).is_some() {
+        // Otherwise the IPv6 route by `lo` cannot be made, and ztunnel cannot listen on ::1.
+        wanted.push(("net.ipv6.conf.lo.disable_ipv6", "0"));
+    }
+    wanted
+}
+
+/// Sets them in the calling thread's namespace and returns what they were. Those a kernel built without IPv6 lacks
+/// are left out.
+pub fn set(proc: &Path, shape: &Shape) -> Result<Saved, RedirectError> {
+    let mut saved = Saved::new();
+    for (name, value) in wanted(shape) {
+        match sysctl::read(proc, name)? {
+            Some(old) if old != value => {
+                sysctl::write(proc, name, value)?;
+                saved.insert(name.to_owned(), old);
+            }
+            Some(_) => {}
+            None if name.starts_with("net.ipv6.") => {}
+            None => {
+                let source = std::io::Error::from(std::io::ErrorKind::NotFound);
+                return Err(sysctl::SysctlError { name: name.to_owned(), source }.into());
+            }
+        }
+    }
+    Ok(saved)
+}
+
+/// Puts the old values back.
+pub fn restore(proc: &Path, saved: &Saved) -> Result<(), RedirectError> {
+    RedirectError::join(
+        saved
+            .iter()
+            .filter_map(|(name, value)| sysctl::write(proc, name, value).err())
+            .map(RedirectError::from)
+            .collect(),
+    )
+}
+
+/// What is not as it must be, in words.
+pub fn missing(proc: &Path, shape: &Shape) -> Result<Vec<String>, RedirectError> {
+    let mut missing = Vec::new();
+    for (name, value) in wanted(shape) {
+        if let Some(now) = sysctl::read(proc, name)? {
+            if now != value {
+                missing.push(format!("sysctl {name} is {now}, not {value}"));
+            }
+        }
+    }
+    Ok(missing)
+}

@@ -1,0 +1,138 @@
+//! A world with a data path and a stand-in ztunnel, without an agent: what the data-path tests start from.
+
+use std::{net::IpAddr, path::PathBuf, time::Duration};
+
+use anyhow::{Context, Result};
+use weir_agent::{
+    domain::workload::{PodUid, WorkloadInfo},
+    kernel::{Adopted, Objects},
+    redirect::{Owner, Redirector, Settings},
+};
+use weir_common::{Counter, Counters};
+
+use crate::{
+    world::{self, Cgroup, Families, Host, PIN_ROOT, World},
+    ztunnel::{Mesh, Options, Ztunnel},
+};
+
+/// What short connections get to come to their end at un-enrolment.
+const GRACE: Duration = Duration::from_millis(250);
+
+/// The parts.
+pub struct MeshNode {
+    /// Node, outside, namespaces.
+    pub world: World,
+    /// The data path.
+    pub redirector: Redirector,
+    /// Peers that are reached by HBONE.
+    pub mesh: Mesh,
+    /// The stand-in.
+    pub ztunnel: Ztunnel,
+    /// What runs in here is the kubelet.
+    pub kubelet: Cgroup,
+}
+
+impl MeshNode {
+    /// Makes all of it.
+    ///
+    /// # Errors
+    /// When the kernel refuses any part.
+    pub fn new() -> Result<Self> {
+        let world = World::new()?;
+        let settings = Settings { root: PathBuf::from(PIN_ROOT), proc: "/proc".into(), dns: true };
+        let redirector = Redirector::open(settings, &Objects::get()?, world.node.netns())?;
+        let kubelet = Cgroup::new(&format!("{}/kubelet", world.id()))?;
+        redirector.exempt(kubelet.path())?;
+        let mesh = Mesh::default();
+        let ztunnel = Self::start_ztunnel(&mesh)?;
+        Ok(Self { world, redirector, mesh, ztunnel, kubelet })
+    }
+
+    /// Another stand-in of the same mesh.
+    ///
+    /// # Errors
+    /// When its thread cannot be started.
+    pub fn start_ztunnel(mesh: &Mesh) -> Result<Ztunnel> {
+        Ok(Ztunnel::start(Options { mesh: mesh.clone(), ..Options::default() })?)
+    }
+
+    /// A pod that is not captured yet.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn pod(&self, name: &str, families: Families) -> Result<Host> {
+        self.world.pod(name, families)
+    }
+
+    /// Who a pod is.
+    pub fn owner(pod: &Host) -> Owner {
+        Owner {
+            uid: PodUid::from(format!("uid-of-{}", pod.name()).as_str()),
+            info: WorkloadInfo {
+                name: pod.name().to_owned(),
+                namespace: "default".into(),
+                service_account: "default".into(),
+            },
+        }
+    }
+
+    /// Captures a running pod, in the order of an enrolment.
+    ///
+    /// # Errors
+    /// When a step fails, or the path does not verify.
+    pub fn capture(&self, pod: &Host) -> Result<Adopted> {
+        self.redirector.prepare(&Self::owner(pod), pod.netns())?;
+        self.serve(pod, &self.ztunnel)?;
+        let adopted = self.redirector.switch_on(pod.netns())?;
+        let missing = self.redirector.verify(pod.netns())?;
+        anyhow::ensure!(missing.is_empty(), "missing: {}", missing.join(", "));
+        Ok(adopted)
+    }
+
+    /// Lets a stand-in serve a pod.
+    ///
+    /// # Errors
+    /// When its listeners cannot be made.
+    pub fn serve(&self, pod: &Host, ztunnel: &Ztunnel) -> Result<()> {
+        let uid = Self::owner(pod).uid;
+        ztunnel.serve_in_netns(world::duplicate(pod)?, uid.as_str()).context("the stand-in's listeners")?;
+        let ips: Vec<IpAddr> = world::addresses(pod);
+        self.mesh.join(uid.as_str(), &ips);
+        Ok(())
+    }
+
+    /// Lets go of a pod, in the order of an un-enrolment.
+    ///
+    /// # Errors
+    /// When a step fails.
+    pub fn release(&self, pod: &Host) -> Result<()> {
+        let uid = Self::owner(pod).uid;
+        self.mesh.leave(uid.as_str());
+        self.redirector.drain(pod.netns(), GRACE)?;
+        self.ztunnel.remove(uid.as_str());
+        self.redirector.switch_off(pod.netns())?;
+        Ok(())
+    }
+
+    /// A pod's counters.
+    ///
+    /// # Errors
+    /// When it is not captured.
+    pub fn counters(&self, pod: &Host) -> Result<Counters> {
+        self.redirector
+            .pinned()
+            .into_iter()
+            .find(|pinned| pinned.record.cookie == pod.netns().cookie())
+            .map(|pinned| pinned.counters)
+            .with_context(|| format!("{} is not captured", pod.name()))
+    }
+}
+
+/// What was counted between two readings, without what stayed the same.
+pub fn difference(before: &Counters, after: &Counters) -> Vec<(&'static str, u64)> {
+    Counter::ALL
+        .iter()
+        .map(|&counter| (counter.name(), after.total(counter) - before.total(counter)))
+        .filter(|(_, count)| *count > 0)
+        .collect()
+}

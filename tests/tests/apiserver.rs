@@ -1,0 +1,518 @@
+//! The API server under the client the agent uses: what it follows and survives here, it must with a
+//! real server.
+
+use std::{
+    collections::BTreeMap,
+    io::{Read as _, Write as _},
+    time::Duration,
+};
+
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::{Event as CoreEvent, Namespace, Node, Pod};
+use kube::{
+    Api, Resource as _, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, VersionMatch, WatchEvent, WatchParams},
+    core::PartialObjectMeta,
+    runtime::{
+        WatchStreamExt,
+        events::{Event, EventType, Recorder, Reporter},
+        reflector::{self, ObjectRef, Store},
+        utils::Backoff,
+        watcher,
+    },
+};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use weir_tests::apiserver::{ApiServer, Config, Outage};
+
+const SOON: Duration = Duration::from_secs(10);
+
+fn pod(namespace: &str, name: &str, node: &str) -> Value {
+    json!({
+        "metadata": { "namespace": namespace, "name": name, "labels": { "app": name } },
+        "spec": { "nodeName": node, "containers": [{ "name": "main", "image": "none" }] },
+        "status": { "phase": "Running", "podIP": "10.0.0.1" },
+    })
+}
+
+/// The same short pause each time: a test has no time for more.
+#[derive(Clone)]
+struct Soon;
+
+impl Iterator for Soon {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        Some(Duration::from_millis(5))
+    }
+}
+
+impl Backoff for Soon {
+    fn reset(&mut self) {}
+}
+
+/// A task that ends with its test.
+struct Follow(JoinHandle<()>);
+
+impl Drop for Follow {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Follows the pods of a node, as the agent does.
+fn follow_pods(api: &ApiServer, node: &str, strategy: watcher::InitialListStrategy) -> (Store<Pod>, Follow) {
+    let (reader, writer) = reflector::store();
+    let config = watcher::Config {
+        field_selector: Some(format!("spec.nodeName={node}")),
+        initial_list_strategy: strategy,
+        ..watcher::Config::default()
+    };
+    // With the retries it has by default, as the agent's.
+    let client = kube::Client::try_from(kube::Config::new(api.url().parse().unwrap())).unwrap();
+    let events = watcher(Api::<Pod>::all(client), config).backoff(Soon);
+    let following = reflector::reflector(writer, events).for_each(|_| async {});
+    (reader, Follow(tokio::spawn(following)))
+}
+
+fn follow_namespaces(api: &ApiServer) -> (Store<PartialObjectMeta<Namespace>>, Follow) {
+    let (reader, writer) = reflector::store();
+    let events = watcher(Api::<PartialObjectMeta<Namespace>>::all(api.client()), watcher::Config::default())
+        .backoff(Soon);
+    let following = reflector::reflector(writer, events).for_each(|_| async {});
+    (reader, Follow(tokio::spawn(following)))
+}
+
+/// Waits until a reflector's store is as wanted. It has no event for that, so this looks often.
+async fn until(what: &str, mut wanted: impl FnMut() -> bool) {
+    let looking = async {
+        while !wanted() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    if tokio::time::timeout(SOON, looking).await.is_err() {
+        panic!("not within {SOON:?}: {what}");
+    }
+}
+
+fn names(store: &Store<Pod>) -> Vec<String> {
+    let mut names: Vec<String> = store.state().iter().map(|pod| pod.name_any()).collect();
+    names.sort();
+    names
+}
+
+fn code<T: std::fmt::Debug>(result: kube::Result<T>) -> u16 {
+    match result {
+        Err(kube::Error::Api(status)) => status.code,
+        other => panic!("not an answer of the server: {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reflector_follows_the_pods_of_a_node() {
+    for strategy in [watcher::InitialListStrategy::ListWatch, watcher::InitialListStrategy::StreamingList] {
+        let api = ApiServer::start().await;
+        api.put_pod(pod("a", "first", "n1"));
+        api.put_pod(pod("a", "elsewhere", "n2"));
+        let (store, _following) = follow_pods(&api, "n1", strategy.clone());
+        store.wait_until_ready().await.unwrap();
+        assert_eq!(names(&store), ["first"], "{strategy:?}");
+
+        api.put_pod(pod("b", "second", "n1"));
+        api.put_pod(pod("b", "other", "n2"));
+        until("created", || names(&store) == ["first", "second"]).await;
+        api.set_pod_labels("a", "first", &[("ambient", "yes")]);
+        let first = ObjectRef::new("first").within("a");
+        let label = |key: &str| store.get(&first).and_then(|pod| pod.labels().get(key).cloned());
+        until("labelled", || label("ambient").is_some() && label("app").is_none()).await;
+        // Enters and leaves the selection, while it exists all the time.
+        api.merge_pod("b", "other", &json!({ "spec": { "nodeName": "n1" } }));
+        until("moved in", || names(&store) == ["first", "other", "second"]).await;
+        api.merge_pod("b", "other", &json!({ "spec": { "nodeName": "n3" } }));
+        until("moved out", || names(&store) == ["first", "second"]).await;
+        api.delete_pod("a", "first");
+        until("deleted", || names(&store) == ["second"]).await;
+        // One list or one stream: nothing made the client start over.
+        let lists = u64::from(strategy == watcher::InitialListStrategy::ListWatch);
+        assert_eq!((api.request_count("list", "pods"), api.request_count("watch", "pods")), (lists, 1));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_metadata_reflector_follows_namespaces() {
+    let api = ApiServer::start().await;
+    let (store, _following) = follow_namespaces(&api);
+    store.wait_until_ready().await.unwrap();
+    let label = |name: &str| {
+        store.get(&ObjectRef::new(name)).map(|one| one.labels().get("istio.io/dataplane-mode").cloned())
+    };
+    assert_eq!(label("default"), Some(None));
+    api.put_namespace("mesh", &[("istio.io/dataplane-mode", "ambient")]);
+    until("created", || label("mesh") == Some(Some("ambient".into()))).await;
+    api.set_namespace_labels("mesh", &[]);
+    until("unlabelled", || label("mesh") == Some(None)).await;
+    let mesh = store.get(&ObjectRef::new("mesh")).unwrap();
+    assert_eq!(mesh.labels().get("kubernetes.io/metadata.name").map(String::as_str), Some("mesh"));
+    assert_eq!(mesh.types.as_ref().unwrap().kind, "PartialObjectMetadata");
+    api.delete_namespace("mesh");
+    until("deleted", || label("mesh").is_none()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reflector_survives_cut_watches() {
+    let api = ApiServer::start().await;
+    let (store, _following) = follow_pods(&api, "n1", watcher::InitialListStrategy::ListWatch);
+    store.wait_until_ready().await.unwrap();
+    for round in 1..=3 {
+        api.wait_for(SOON, |api| (api.request_count("watch", "pods") >= round).then_some(())).await.unwrap();
+        api.drop_watches();
+        api.put_pod(pod("a", &format!("p{round}"), "n1"));
+        until("written around a cut", || store.len() == usize::try_from(round).unwrap()).await;
+    }
+    // It went on from where it was.
+    assert_eq!(api.request_count("list", "pods"), 1);
+    assert!(api.request_count("watch", "pods") >= 4, "{:?}", api.requests());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reflector_lists_again_when_history_is_gone() {
+    let api = ApiServer::start().await;
+    api.put_pod(pod("a", "stays", "n1"));
+    api.put_pod(pod("a", "goes", "n1"));
+    let (store, _following) = follow_pods(&api, "n1", watcher::InitialListStrategy::ListWatch);
+    until("listed", || store.len() == 2).await;
+    api.wait_for(SOON, |api| (api.request_count("watch", "pods") == 1).then_some(())).await.unwrap();
+    // While the client is away, things happen that nobody remembers.
+    api.fail_all(Some(Outage::Refuse));
+    api.delete_pod("a", "goes");
+    api.put_pod(pod("a", "comes", "n1"));
+    api.compact();
+    api.fail_all(None);
+    until("relisted", || names(&store) == ["comes", "stays"]).await;
+    assert_eq!(api.request_count("list", "pods"), 2, "{:?}", api.requests());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reflector_survives_outages() {
+    let api = ApiServer::start().await;
+    let (store, _following) = follow_pods(&api, "n1", watcher::InitialListStrategy::ListWatch);
+    store.wait_until_ready().await.unwrap();
+    let url = api.url();
+    let address: std::net::SocketAddr = url.strip_prefix("http://").unwrap().parse().unwrap();
+    for (round, outage) in [Outage::Refuse, Outage::Close, Outage::Status(503)].into_iter().enumerate() {
+        let watches = api.request_count("watch", "pods");
+        api.fail_all(Some(outage));
+        api.put_pod(pod("a", &format!("p{round}"), "n1"));
+        let fresh = api.client().apiserver_version().await;
+        match outage {
+            Outage::Refuse => {
+                let refused = std::net::TcpStream::connect(address).unwrap_err();
+                assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+                assert!(!matches!(fresh, Ok(_) | Err(kube::Error::Api(_))), "{fresh:?}");
+            }
+            Outage::Close => assert!(!matches!(fresh, Ok(_) | Err(kube::Error::Api(_))), "{fresh:?}"),
+            Outage::Status(status) => assert_eq!(code(fresh), status),
+        }
+        assert_eq!(store.len(), round, "nothing comes through an outage: {outage:?}");
+        api.fail_all(None);
+        until("after an outage", || store.len() == round + 1).await;
+        assert_eq!(api.url(), url);
+        assert!(api.request_count("watch", "pods") > watches);
+    }
+    assert_eq!(api.request_count("list", "pods"), 1, "an outage alone loses no history");
+}
+
+#[tokio::test]
+async fn a_status_patch_has_preconditions() {
+    let api = ApiServer::start().await;
+    let uid = api.put_pod(pod("a", "p", "n1")).metadata.uid.unwrap();
+    let pods: Api<Pod> = Api::namespaced(api.client(), "a");
+    let patch = |metadata: Value| {
+        let body = json!({ "metadata": metadata, "spec": { "nodeName": "n9" } });
+        let pods = pods.clone();
+        async move { pods.patch_status("p", &PatchParams::default(), &Patch::Merge(&body)).await }
+    };
+    let annotated = |value: &str| json!({ "example.com/mark": value });
+
+    let done = patch(json!({ "uid": uid, "annotations": annotated("on") })).await.unwrap();
+    assert_eq!(done.annotations()["example.com/mark"], "on");
+    assert_eq!(
+        done.spec.as_ref().unwrap().node_name.as_deref(),
+        Some("n1"),
+        "status does not reach the spec"
+    );
+    let version = done.resource_version().unwrap();
+    let again = patch(json!({ "uid": uid, "annotations": annotated("on") })).await.unwrap();
+    assert_eq!(again.resource_version().unwrap(), version, "a patch that changes nothing is no write");
+
+    let other = "00000000-0000-4000-8000-000000000000";
+    assert_eq!(code(patch(json!({ "uid": other, "annotations": annotated("off") })).await), 422);
+    assert_eq!(code(patch(json!({ "resourceVersion": "1", "annotations": annotated("off") })).await), 409);
+    assert_eq!(code(patch(json!({ "annotations": { "example.com/mark": 1 } })).await), 422);
+    assert_eq!(code(patch(json!({ "name": "q" })).await), 400);
+    let pinned =
+        patch(json!({ "resourceVersion": version, "annotations": { "example.com/mark": null } })).await;
+    assert!(pinned.unwrap().annotations().is_empty());
+
+    api.delete_pod("a", "p");
+    let gone = patch(json!({ "uid": uid, "annotations": annotated("on") })).await.unwrap_err();
+    let kube::Error::Api(status) = gone else { panic!("{gone:?}") };
+    assert!(status.is_not_found() && status.code == 404 && status.is_failure());
+    let details = status.details.as_ref().unwrap();
+    assert_eq!((details.name.as_str(), details.kind.as_str()), ("p", "pods"));
+
+    let codes: Vec<u16> = api.patches().iter().map(|patch| patch.code).collect();
+    assert_eq!(codes, [200, 200, 422, 409, 422, 400, 200, 404]);
+    assert!(api.patches().iter().all(|patch| patch.status && patch.name == "p"));
+    assert_eq!(api.patches()[0].body["metadata"]["uid"], json!(uid));
+
+    let lenient = Config { patch_uid_mismatch: 409, ..Config::default() };
+    let api = ApiServer::start_with(lenient).await;
+    api.put_pod(pod("a", "p", "n1"));
+    let pods: Api<Pod> = Api::namespaced(api.client(), "a");
+    let body = json!({ "metadata": { "uid": other } });
+    assert_eq!(code(pods.patch_status("p", &PatchParams::default(), &Patch::Merge(&body)).await), 409);
+    let strategic = Patch::Strategic(&body);
+    assert_eq!(code(pods.patch_status("p", &PatchParams::default(), &strategic).await), 415);
+}
+
+#[tokio::test]
+async fn the_main_resource_keeps_status_and_most_of_the_spec() {
+    let api = ApiServer::start().await;
+    api.put_namespace("a", &[]);
+    let pods: Api<Pod> = Api::namespaced(api.client(), "a");
+    let new: Pod = serde_json::from_value(pod("a", "p", "n1")).unwrap();
+    let created = pods.create(&PostParams::default(), &new).await.unwrap();
+    assert_eq!(
+        created.status.as_ref().unwrap().phase.as_deref(),
+        Some("Pending"),
+        "status is not the creator's"
+    );
+    assert_eq!(created.spec.as_ref().unwrap().service_account_name.as_deref(), Some("default"));
+    assert_eq!(code(pods.create(&PostParams::default(), &new).await), 409);
+    let nowhere: Api<Pod> = Api::namespaced(api.client(), "nowhere");
+    let stray: Pod = serde_json::from_value(pod("nowhere", "p", "n1")).unwrap();
+    assert_eq!(code(nowhere.create(&PostParams::default(), &stray).await), 404);
+
+    let body = json!({ "status": { "phase": "Running" }, "metadata": { "labels": { "x": "y" } } });
+    let patched = pods.patch("p", &PatchParams::default(), &Patch::Merge(&body)).await.unwrap();
+    assert_eq!(patched.labels()["x"], "y");
+    assert_eq!(patched.status.as_ref().unwrap().phase.as_deref(), Some("Pending"));
+    let moved = json!({ "spec": { "nodeName": "n2" } });
+    assert_eq!(code(pods.patch("p", &PatchParams::default(), &Patch::Merge(&moved)).await), 422);
+
+    // A PUT of what was read long ago is a conflict; so is one of another pod by that name.
+    assert_eq!(code(pods.replace("p", &PostParams::default(), &created).await), 409);
+    let mut other = patched.clone();
+    other.metadata.uid = Some("other".into());
+    assert_eq!(code(pods.replace("p", &PostParams::default(), &other).await), 409);
+    let mut fresh = patched.clone();
+    fresh.status.as_mut().unwrap().phase = Some("Running".into());
+    let fresh = pods.replace_status("p", &PostParams::default(), &fresh).await.unwrap();
+    assert_eq!(fresh.status.unwrap().phase.as_deref(), Some("Running"));
+
+    let uid = |uid: &str| DeleteParams {
+        preconditions: Some(kube::api::Preconditions { uid: Some(uid.into()), resource_version: None }),
+        ..DeleteParams::default()
+    };
+    assert_eq!(code(pods.delete("p", &uid("other")).await), 409);
+    pods.delete("p", &uid(created.metadata.uid.as_deref().unwrap())).await.unwrap();
+    assert_eq!(code(pods.get("p").await), 404);
+}
+
+#[tokio::test]
+async fn pages_show_one_version() {
+    let api = ApiServer::start().await;
+    for at in 0..7 {
+        api.put_pod(pod("a", &format!("p{at}"), if at % 2 == 0 { "even" } else { "odd" }));
+    }
+    let pods: Api<Pod> = Api::all(api.client());
+    let first = pods.list(&ListParams::default().limit(3)).await.unwrap();
+    assert_eq!((first.items.len(), first.metadata.remaining_item_count), (3, Some(4)));
+    // Neither what is deleted, nor created, nor changed since is seen by the pages to come.
+    api.delete_pod("a", "p4");
+    api.put_pod(pod("a", "p45", "even"));
+    api.set_pod_labels("a", "p5", &[("new", "yes")]);
+    let mut seen: Vec<Pod> = first.items.clone();
+    let mut next = first.metadata.continue_.clone();
+    while let Some(token) = next.filter(|token| !token.is_empty()) {
+        let page = pods.list(&ListParams::default().limit(3).continue_token(&token)).await.unwrap();
+        assert_eq!(page.metadata.resource_version, first.metadata.resource_version);
+        next = page.metadata.continue_.clone();
+        seen.extend(page.items);
+    }
+    let names: Vec<String> = seen.iter().map(|pod| pod.name_any()).collect();
+    assert_eq!(names, ["p0", "p1", "p2", "p3", "p4", "p5", "p6"]);
+    assert!(!seen[5].labels().contains_key("new"));
+
+    let version = first.metadata.resource_version.unwrap();
+    let then = ListParams::default().fields("spec.nodeName=even").at(&version).matching(VersionMatch::Exact);
+    let then = pods.list(&then).await.unwrap();
+    let even: Vec<String> = then.items.iter().map(|pod| pod.name_any()).collect();
+    assert_eq!(even, ["p0", "p2", "p4", "p6"]);
+    let now = pods.list(&ListParams::default().fields("spec.nodeName=even").limit(3)).await.unwrap();
+    assert_eq!(now.metadata.remaining_item_count, None, "unknown with a selector");
+    assert!(now.metadata.continue_.is_some());
+
+    api.compact();
+    let old = first.metadata.continue_.unwrap();
+    assert_eq!(code(pods.list(&ListParams::default().limit(3).continue_token(&old)).await), 410);
+    let exact = ListParams::default().at(&version).matching(VersionMatch::Exact);
+    assert_eq!(code(pods.list(&exact).await), 410);
+    assert!(
+        pods.list(&ListParams::default().at(&version).matching(VersionMatch::NotOlderThan)).await.is_ok()
+    );
+    let future = ListParams::default().at("99999").matching(VersionMatch::NotOlderThan);
+    assert_eq!(code(pods.list(&future).await), 504);
+}
+
+#[tokio::test]
+async fn watches_tell_what_they_are_asked_for() {
+    let config = Config { bookmark_every: Duration::from_millis(20), history: 4, ..Config::default() };
+    let api = ApiServer::start_with(config).await;
+    let pods: Api<Pod> = Api::all(api.client());
+    let start = api.resource_version();
+    let params = WatchParams::default().labels("app in (p, q),!hidden").timeout(30);
+    let mut watch = pods.watch(&params, &start.to_string()).await.unwrap().boxed();
+    api.put_pod(pod("a", "other", "n1"));
+    let created = api.put_pod(pod("a", "p", "n1"));
+    api.set_pod_labels("a", "p", &[("app", "q")]);
+    api.set_pod_labels("a", "p", &[("app", "q"), ("hidden", "")]);
+    let mut told = Vec::new();
+    while told.len() < 4 {
+        match watch.try_next().await.unwrap().unwrap() {
+            WatchEvent::Added(pod) => told.push(("added", pod)),
+            WatchEvent::Modified(pod) => told.push(("modified", pod)),
+            WatchEvent::Deleted(pod) => told.push(("deleted", pod)),
+            // It moves on, though nothing here happens: once all is told.
+            WatchEvent::Bookmark(mark) if told.len() == 3 => {
+                assert_eq!(mark.metadata.resource_version, api.resource_version().to_string());
+                assert_eq!(mark.types.kind, "Pod");
+                told.push(("bookmark", Pod::default()));
+            }
+            WatchEvent::Bookmark(_) => {}
+            WatchEvent::Error(error) => panic!("{error}"),
+        }
+    }
+    let kinds: Vec<&str> = told.iter().map(|(kind, _)| *kind).collect();
+    assert_eq!(kinds, ["added", "modified", "deleted", "bookmark"]);
+    assert_eq!(told[0].1.resource_version(), created.resource_version());
+    // What left is shown as it was last seen, at the version at which it left.
+    assert!(!told[2].1.labels().contains_key("hidden"));
+    assert_eq!(told[2].1.resource_version(), api.pod("a", "p").unwrap().resource_version());
+
+    // The namespaces and pods of before are beyond the window of four changes by now.
+    api.put_pod(pod("a", "r", "n1"));
+    let mut late = pods.watch(&params, &start.to_string()).await.unwrap().boxed();
+    match late.try_next().await.unwrap() {
+        Some(WatchEvent::Error(error)) => assert_eq!((error.code, error.reason.as_str()), (410, "Expired")),
+        other => panic!("{other:?}"),
+    }
+    assert!(late.try_next().await.unwrap().is_none(), "nothing follows");
+
+    let short = WatchParams::default().timeout(1);
+    let ends = pods.watch(&short, &api.resource_version().to_string()).await.unwrap();
+    let last: Vec<_> = ends.try_collect().await.unwrap();
+    assert!(matches!(last.last(), Some(WatchEvent::Bookmark(_))), "{last:?}");
+}
+
+#[tokio::test]
+async fn a_running_watch_outlives_compaction() {
+    let api = ApiServer::start().await;
+    let pods: Api<Pod> = Api::all(api.client());
+    let version = api.resource_version().to_string();
+    let mut watch = pods.watch(&WatchParams::default(), &version).await.unwrap().boxed();
+    // Of another kind: the watch has missed nothing, though its version is forgotten.
+    api.put_namespace("b", &[]);
+    api.compact();
+    api.put_pod(pod("b", "p", "n1"));
+    assert!(matches!(watch.try_next().await.unwrap(), Some(WatchEvent::Added(_))));
+}
+
+#[tokio::test]
+async fn the_recorder_creates_events() {
+    let api = ApiServer::start().await;
+    let pod = api.put_pod(pod("a", "p", "n1"));
+    let reporter = Reporter { controller: "weir".into(), instance: Some("weir-x".into()) };
+    let recorder = Recorder::new(api.client(), reporter);
+    let event = |note: String| Event {
+        type_: EventType::Warning,
+        reason: "NotRedirected".into(),
+        note: Some(note),
+        action: "Redirecting".into(),
+        secondary: None,
+    };
+    recorder.publish(&event("first".into()), &pod.object_ref(&())).await.unwrap();
+    recorder.publish(&event("first".into()), &pod.object_ref(&())).await.unwrap();
+    let events = api.events();
+    assert_eq!(events.len(), 1, "the second time is a patch of the first");
+    assert_eq!(events[0].regarding.as_ref().unwrap().uid, pod.metadata.uid);
+    assert_eq!(events[0].series.as_ref().unwrap().count, 2);
+    let kinds: BTreeMap<String, u16> =
+        api.requests().into_keys().map(|kind| (kind.verb, kind.code)).collect();
+    assert_eq!(kinds, BTreeMap::from([("create".into(), 201), ("patch".into(), 200)]));
+
+    // The older API shows the same event in its own words.
+    let core: Api<CoreEvent> = Api::namespaced(api.client(), "a");
+    let shown = core.list(&ListParams::default()).await.unwrap();
+    assert_eq!(shown.items[0].message.as_deref(), Some("first"));
+    assert_eq!(shown.items[0].involved_object.name.as_deref(), Some("p"));
+
+    let long = Recorder::new(api.client(), "weir".into());
+    assert_eq!(code(long.publish(&event("x".repeat(1025)), &pod.object_ref(&())).await), 422);
+}
+
+#[tokio::test]
+async fn failures_on_demand() {
+    let api = ApiServer::start().await;
+    api.put_pod(pod("a", "p", "n1"));
+    let pods: Api<Pod> = Api::namespaced(api.client(), "a");
+    api.fail_next_of("get", "pods", 2, 500);
+    assert!(pods.list(&ListParams::default()).await.is_ok());
+    assert_eq!((code(pods.get("p").await), code(pods.get("p").await)), (500, 500));
+    assert!(pods.get("p").await.is_ok());
+
+    api.fail_next(1, 429);
+    let request = http_get(&api, "/api/v1/namespaces/a/pods/p").await;
+    assert!(request.starts_with("HTTP/1.1 429"), "{request}");
+    assert!(request.to_lowercase().contains("\r\nretry-after: 1\r\n"), "{request}");
+    assert!(http_get(&api, "/readyz").await.ends_with("ok"));
+    assert_eq!(pods.get("p").await.unwrap().name_any(), "p");
+
+    api.delay(Duration::from_millis(50));
+    let begun = std::time::Instant::now();
+    pods.get("p").await.unwrap();
+    assert!(begun.elapsed() >= Duration::from_millis(50));
+    api.heal();
+
+    let no: Api<Node> = Api::all(api.client());
+    assert_eq!(code(no.get("n1").await), 404);
+    assert_eq!(code(pods.list(&ListParams::default().fields("spec.hostname=x")).await), 400);
+    assert!(http_get(&api, "/apis/apps/v1/deployments").await.starts_with("HTTP/1.1 404"));
+    let missing = api.wait_pod("a", "p", |_| false, Duration::from_millis(10)).await.unwrap_err();
+    assert!(missing.to_string().contains("a/p"), "{missing}");
+}
+
+/// One request without a client in between, to see the headers.
+async fn http_get(api: &ApiServer, path: &str) -> String {
+    let address = api.url().strip_prefix("http://").unwrap().to_owned();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
+    let exchange = move || {
+        let mut stream = std::net::TcpStream::connect(address)?;
+        stream.write_all(request.as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        std::io::Result::Ok(answer)
+    };
+    tokio::task::spawn_blocking(exchange).await.unwrap().unwrap()
+}
+
+#[tokio::test]
+async fn a_kubeconfig_leads_to_it() {
+    let api = ApiServer::start().await;
+    let config = kube::config::Kubeconfig::from_yaml(&api.kubeconfig_yaml()).unwrap();
+    let options = kube::config::KubeConfigOptions::default();
+    let config = kube::Config::from_custom_kubeconfig(config, &options).await.unwrap();
+    let client = kube::Client::try_from(config).unwrap();
+    assert_eq!(client.apiserver_version().await.unwrap().minor, "33");
+}
