@@ -197,16 +197,20 @@ async fn the_annotation_is_written_and_removed_and_nothing_else_is() {
     api.merge_pod("app", "a", &json!({"metadata": {"annotations": {"other": "stays"}}}));
     let patcher = Patcher::new(api.client());
     let mut versions = vec![pod.version];
-    for (value, expected) in
-        [(Some(Redirection::Pending), Some("pending")), (Some(Redirection::Enabled), Some("enabled")), (None, None)]
-    {
+    for (value, expected) in [
+        (Some(Redirection::Pending), Some("pending")),
+        (Some(Redirection::Enabled), Some("enabled")),
+        (None, None),
+    ] {
         let Annotated::Done { version } = patcher.set(&pod, value).await.unwrap() else { panic!("gone") };
         versions.push(version);
         assert_eq!(says(&api).as_deref(), expected);
     }
     assert!(versions.is_sorted_by(|a, b| a < b), "{versions:?}");
     assert_eq!(api.pod("app", "a").unwrap().metadata.annotations.unwrap()["other"], "stays");
-    assert!(api.patches().iter().all(|patch| patch.status && patch.body["metadata"]["uid"] == pod.uid.as_str()));
+    assert!(
+        api.patches().iter().all(|patch| patch.status && patch.body["metadata"]["uid"] == pod.uid.as_str())
+    );
 }
 
 #[tokio::test]
