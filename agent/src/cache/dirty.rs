@@ -1,8 +1,7 @@
 //! A set of keys to look at again, filled by many and emptied by one.
 
 use std::{
-    collections::HashSet,
-    hash::Hash,
+    collections::BTreeSet,
     mem,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -10,7 +9,8 @@ use std::{
 use tokio::sync::Notify;
 
 /// However often a key is marked before it is taken, it is taken once: memory and work are bounded by
-/// the number of keys, not by the number of changes. Clones share the set.
+/// the number of keys, not by the number of changes. Taken in order, so that a run can be repeated. Clones
+/// share the set.
 #[derive(Debug)]
 pub struct Dirty<K> {
     shared: Arc<Shared<K>>,
@@ -18,7 +18,7 @@ pub struct Dirty<K> {
 
 #[derive(Debug)]
 struct Shared<K> {
-    keys: Mutex<HashSet<K>>,
+    keys: Mutex<BTreeSet<K>>,
     filled: Notify,
 }
 
@@ -35,7 +35,7 @@ impl<K> Clone for Dirty<K> {
     }
 }
 
-impl<K: Eq + Hash> Dirty<K> {
+impl<K: Ord> Dirty<K> {
     /// Marks keys.
     pub fn mark(&self, keys: impl IntoIterator<Item = K>) {
         let mut set = self.shared.keys.lock().unwrap_or_else(PoisonError::into_inner);
@@ -46,7 +46,7 @@ impl<K: Eq + Hash> Dirty<K> {
     }
 
     /// Waits until something is marked, and takes all of it. Nothing is lost when the wait is abandoned.
-    pub async fn take(&self) -> HashSet<K> {
+    pub async fn take(&self) -> BTreeSet<K> {
         loop {
             let taken = self.take_now();
             if !taken.is_empty() {
@@ -57,7 +57,7 @@ impl<K: Eq + Hash> Dirty<K> {
     }
 
     /// Takes what is marked, be it nothing.
-    pub fn take_now(&self) -> HashSet<K> {
+    pub fn take_now(&self) -> BTreeSet<K> {
         mem::take(&mut *self.shared.keys.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -77,7 +77,7 @@ impl<K> Default for Subscribers<K> {
     }
 }
 
-impl<K: Eq + Hash + Clone> Subscribers<K> {
+impl<K: Ord + Clone> Subscribers<K> {
     /// A new subscriber, for which `keys` are marked from the start.
     pub fn add(&mut self, keys: impl IntoIterator<Item = K>) -> Dirty<K> {
         let new = Dirty::default();
@@ -108,7 +108,7 @@ mod tests {
         for _ in 0..1000 {
             dirty.mark([1, 2]);
         }
-        assert_eq!(dirty.take().await, HashSet::from([1, 2]));
+        assert_eq!(dirty.take().await, BTreeSet::from([1, 2]));
         assert!(dirty.take_now().is_empty());
     }
 
@@ -123,7 +123,7 @@ mod tests {
         });
         tokio::task::yield_now().await;
         dirty.mark([7]);
-        assert_eq!(taker.await.unwrap(), HashSet::from([7]));
+        assert_eq!(taker.await.unwrap(), BTreeSet::from([7]));
     }
 
     #[test]
@@ -133,6 +133,6 @@ mod tests {
         drop(subscribers.add([1]));
         subscribers.mark(&[2]);
         assert_eq!(subscribers.0.len(), 1);
-        assert_eq!(stays.take_now(), HashSet::from([1, 2]));
+        assert_eq!(stays.take_now(), BTreeSet::from([1, 2]));
     }
 }

@@ -67,8 +67,9 @@ impl Index {
             self.pods.remove(&before);
             changed.push(before);
         }
-        if self.pods.get(&uid).is_none_or(|known| *known.pod != pod || known.decision != decision) {
-            self.pods.insert(uid.clone(), Entry { pod: Arc::new(pod), decision });
+        let entry = Entry { pod: Arc::new(pod), decision };
+        let before = self.pods.insert(uid.clone(), entry.clone());
+        if before.is_none_or(|it| it.pod.differs(&entry.pod) || it.decision != decision) {
             changed.push(uid);
         }
         changed

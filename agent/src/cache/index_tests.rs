@@ -30,6 +30,8 @@ fn a_pod_is_reported_once_and_again_only_if_it_differs() {
     let mut it = index();
     assert_eq!(it.apply_pod(pod("u", "ns", "a")), uids(&["u"]));
     assert_eq!(it.apply_pod(pod("u", "ns", "a")), uids(&[]));
+    assert_eq!(it.apply_pod(Pod { version: 7, ..pod("u", "ns", "a") }), uids(&[]));
+    assert_eq!(it.get(&"u".into()).unwrap().pod.version, 7, "kept all the same");
     type Change = fn(&mut Pod);
     let changes: [Change; 6] = [
         |p| drop(p.labels.insert("k".into(), "v".into())),

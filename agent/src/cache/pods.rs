@@ -174,7 +174,7 @@ impl Pods {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::HashSet, sync::Arc, time::Duration};
+    use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
     use super::*;
     use crate::domain::{config::AgentConfig, workload::testing::*};
@@ -216,7 +216,7 @@ mod tests {
         let dirty = cache.subscribe();
         cache.apply_pod(pod("u2", "ns", "b"));
         cache.delete_pod(&"u2".into());
-        assert_eq!(dirty.take_now(), HashSet::from(["u1".into(), "u2".into()]));
+        assert_eq!(dirty.take_now(), BTreeSet::from(["u1".into(), "u2".into()]));
         cache.apply_pod(pod("u1", "ns", "a"));
         assert!(dirty.take_now().is_empty());
     }

@@ -83,12 +83,14 @@ impl Default for Enrolment {
 }
 
 impl Enrolment {
-    /// A pod that an earlier agent captured. It counts as captured until a check says otherwise, and is
-    /// published and verified again. `netns`: its namespace is in hand.
-    pub fn recovered(netns: bool) -> Self {
+    /// A pod that an earlier agent has worked on. If it left it captured, that holds until a check says
+    /// otherwise, and the pod is published and verified again; else it is done anew. `netns`: its namespace
+    /// is in hand.
+    pub fn recovered(netns: bool, captured: bool) -> Self {
+        let there = netns && captured;
         Self {
-            done: Done { located: netns, prepared: netns, switched_on: netns, ..Done::default() },
-            undo: Undo { path: true, netns, steered: true, draining: false, ztunnel: true, captured: true },
+            done: Done { located: netns, prepared: there, switched_on: there, ..Done::default() },
+            undo: Undo { path: true, netns, steered: true, draining: false, ztunnel: true, captured },
             ..Self::default()
         }
     }
@@ -102,7 +104,7 @@ impl Enrolment {
             self.retry();
         }
         match pod {
-            Some(pod) => self.annotation.observe(pod.redirection),
+            Some(pod) => self.annotation.observe(pod.redirection, pod.version),
             None => self.annotation = Annotation::default(),
         }
         if let (Goal::Enrol, Some(pod), Some(before)) = (goal, pod, &self.set_up_for)
@@ -111,6 +113,15 @@ impl Enrolment {
             // Laid over what is there: capture does not pause for it, and `enabled` stays true.
             self.done = Done { prepared: false, switched_on: false, verified: false, ..self.done };
             self.set_up_for = None;
+        }
+        self.settle();
+    }
+
+    /// What failed before is history once the aim is reached, by whatever way: a patch that failed may
+    /// have been applied all the same.
+    fn settle(&mut self) {
+        if self.reached() {
+            self.last_failure = None;
         }
     }
 
@@ -147,7 +158,7 @@ impl Enrolment {
             (!published, Step::Publish),
             (!switched_on, Step::SwitchOn),
             (!verified, Step::Verify),
-            (self.annotation.believed() != enabled, Step::Annotate(enabled)),
+            (!self.annotation.is(enabled), Step::Annotate(enabled)),
         ];
         // After a failure, saying so is all that is left of an attempt.
         let left = if self.failure.is_some() { &steps[..1] } else { &steps[..] };
@@ -157,7 +168,7 @@ impl Enrolment {
     fn next_out(&self) -> Option<Step> {
         let Undo { path, netns, steered, draining, ztunnel, .. } = self.undo;
         self.first_due([
-            (self.annotation.believed().is_some(), Step::Annotate(None)),
+            (!self.annotation.is(None), Step::Annotate(None)),
             (path && !netns, Step::Locate),
             (steered && !draining, Step::Drain),
             (ztunnel, Step::Retract),
@@ -167,7 +178,7 @@ impl Enrolment {
 
     fn next_forget(&self) -> Option<Step> {
         self.first_due([
-            (self.annotation.believed().is_some(), Step::Annotate(None)),
+            (!self.annotation.is(None), Step::Annotate(None)),
             (self.undo.ztunnel, Step::Retract),
             (self.undo.path, Step::Forget),
         ])
@@ -182,7 +193,7 @@ impl Enrolment {
 
     /// Must the annotation be taken back to `pending`?
     fn owes_pending(&self) -> bool {
-        let enabled = self.annotation.believed() == Some(Redirection::Enabled);
+        let enabled = self.annotation.may_be(Some(Redirection::Enabled));
         let untrue = enabled && !self.undo.captured;
         let failed = self.failure.as_ref().is_some_and(|failure| match failure.reason {
             // A captured pod without a ztunnel refuses connections, and is the same pod as before as soon
@@ -192,9 +203,7 @@ impl Enrolment {
             Reason::AnnotateFailed | Reason::Deleted => false,
             _ => true,
         });
-        (untrue || failed)
-            && !self.pending_refused
-            && self.annotation.believed() != Some(Redirection::Pending)
+        (untrue || failed) && !self.pending_refused && !self.annotation.is(Some(Redirection::Pending))
     }
 
     /// Notes that `step` begins: from here on its effect may exist.
@@ -230,9 +239,7 @@ impl Enrolment {
             Ok(()) => self.succeeded(step),
             Err(failure) => self.broke_off(step, failure),
         }
-        if self.reached() {
-            self.last_failure = None;
-        }
+        self.settle();
     }
 
     fn succeeded(&mut self, step: Step) {
@@ -248,8 +255,8 @@ impl Enrolment {
                 self.undo.captured = true;
             }
             Step::Verify => self.done.verified = true,
-            Step::Annotate(value) => self.annotation.wrote(value),
-            Step::Drain => {}
+            // See `annotated`.
+            Step::Annotate(_) | Step::Drain => {}
             Step::Retract => self.undo.ztunnel = false,
             Step::SwitchOff | Step::Forget => {
                 let ztunnel = self.undo.ztunnel;
@@ -259,7 +266,15 @@ impl Enrolment {
         }
     }
 
+    /// The annotation says `value` since this version of the pod. Comes before the end of its step.
+    pub fn annotated(&mut self, value: Option<Redirection>, version: u64) {
+        self.annotation.wrote(value, version);
+    }
+
     fn broke_off(&mut self, step: Step, failure: Failure) {
+        if matches!(step, Step::Annotate(_)) {
+            self.annotation.write_failed();
+        }
         match step {
             Step::Annotate(Some(Redirection::Pending)) => {
                 self.pending_refused = true;

@@ -80,13 +80,29 @@ pub struct Pod {
     pub terminal: bool,
     /// What `ambient.istio.io/redirection` says now. Never trusted, only compared before a patch.
     pub redirection: Option<Redirection>,
+    /// `metadata.resourceVersion`. It grows with every change, of fields that are not kept here too.
+    pub version: u64,
+}
+
+impl Pod {
+    /// Is anything different but the version?
+    pub fn differs(&self, other: &Self) -> bool {
+        let Self { uid, info, labels, annotations, ips, host_network, terminal, redirection, version: _ } =
+            self;
+        (uid, info, labels, annotations) != (&other.uid, &other.info, &other.labels, &other.annotations)
+            || (ips, host_network) != (&other.ips, &other.host_network)
+            || (terminal, redirection) != (&other.terminal, &other.redirection)
+    }
 }
 
 /// What became of an attempt to write the annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Annotated {
     /// It says what it should.
-    Done,
+    Done {
+        /// The version of the pod that this made.
+        version: u64,
+    },
     /// That pod no longer exists, though another of the same name may.
     Gone,
 }
@@ -115,6 +131,7 @@ pub(crate) mod testing {
             host_network: false,
             terminal: false,
             redirection: None,
+            version: 0,
         }
     }
 

@@ -9,7 +9,7 @@ use kube::{
 };
 use serde_json::json;
 
-use super::rate::Rate;
+use super::{rate::Rate, wire};
 use crate::domain::{
     names,
     reason::{Failure, Reason},
@@ -47,7 +47,7 @@ impl Patcher {
         });
         let params = PatchParams::default();
         match api.patch_status(&pod.info.name, &params, &Patch::Merge(patch)).await {
-            Ok(_) => Ok(Annotated::Done),
+            Ok(now) => Ok(Annotated::Done { version: wire::version(&now.metadata) }),
             Err(Error::Api(status)) if status.code == 404 => Ok(Annotated::Gone),
             // A conflict may be the UID's, or one that will not be there the next time.
             Err(Error::Api(status)) if matches!(status.code, 409 | 422) => self

@@ -31,17 +31,18 @@ const RECOVERED_AFTER: Duration = Duration::from_secs(75);
 /// Fills `cache` until dropped. Whatever the API server does, what the cache has is kept until there is
 /// something newer; how well the watches do is in [`Pods::sync`].
 pub async fn run(client: Client, config: AgentConfig, cache: Arc<Pods>) {
-    // Served from the API server's cache, which knows pods by node. A list without this would have it
-    // read every pod of the cluster, for every node.
-    let on_node =
-        watcher::Config::default().any_semantic().fields(&format!("spec.nodeName={}", config.node_name));
+    // Lists are consistent ones: in a list that is a second old, pods younger than that would appear to be
+    // gone, and would be forgotten. Not in pages, because only then does the API server answer from its
+    // cache, which knows pods by node, instead of reading every pod of the cluster.
+    let on_node = watcher::Config::default().fields(&format!("spec.nodeName={}", config.node_name));
+    let on_node = watcher::Config { page_size: None, ..on_node };
     let pods = || {
         let api = Api::<WirePod>::all(client.clone());
         watcher(api, on_node.clone()).default_backoff()
     };
     let namespaces = || {
         let api = Api::<PartialObjectMeta<Namespace>>::all(client.clone());
-        watcher(api, watcher::Config::default().any_semantic()).default_backoff()
+        watcher(api, watcher::Config::default()).default_backoff()
     };
     tokio::join!(
         follow(pods, WirePod::into_pod, Feed { cache: &cache, source: Source::Pods }, apply_pods),

@@ -84,6 +84,7 @@ impl WirePod {
     pub fn into_pod(self) -> Option<Pod> {
         let Self { metadata, spec, status } = self;
         let (spec, status) = (spec.unwrap_or_default(), status.unwrap_or_default());
+        let version = version(&metadata);
         let annotations = metadata.annotations.unwrap_or_default();
         Some(Pod {
             uid: PodUid::from(metadata.uid?.as_str()),
@@ -101,8 +102,15 @@ impl WirePod {
             host_network: spec.host_network.unwrap_or_default(),
             terminal: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             ips: status.ips(),
+            version,
         })
     }
+}
+
+/// The version as a number, which for the API server's own objects it is. Without one an object is older
+/// than any other.
+pub(super) fn version(metadata: &ObjectMeta) -> u64 {
+    metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(0)
 }
 
 /// Anything but `enabled` counts as `pending`: it is not true, and it has to be replaced or removed.
@@ -144,7 +152,7 @@ mod tests {
     fn read(spec: Value, status: Value) -> Pod {
         let wire = json!({
             "metadata": {
-                "uid": "u", "name": "p", "namespace": "ns",
+                "uid": "u", "name": "p", "namespace": "ns", "resourceVersion": "1234",
                 "managedFields": [{"manager": "kubelet", "operation": "Update", "fieldsV1": {"f:status": {}}}],
                 "labels": {"a": "b"},
                 "annotations": {
@@ -170,7 +178,7 @@ mod tests {
     #[test]
     fn defaults() {
         let pod = read(Value::Null, Value::Null);
-        assert_eq!(pod.info.service_account, "default");
+        assert_eq!((pod.info.service_account.as_str(), pod.version), ("default", 1234));
         assert!(pod.ips.is_empty() && !pod.host_network && !pod.terminal && pod.redirection.is_none());
     }
 

@@ -1,7 +1,7 @@
 //! The loop that gives every pod its turns.
 
 use std::{
-    collections::{HashMap, HashSet, hash_map::DefaultHasher},
+    collections::{BTreeSet, HashMap, HashSet, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
     sync::Arc,
     time::Duration,
@@ -128,7 +128,7 @@ impl<D: DataPath, Z: Ztunnel, A: Annotator> Reconciler<D, Z, A> {
                 self.context.ztunnel.restore(&pod.uid, &entry.pod.info, pod.netns.clone());
             }
             self.queue.push(pod.uid.clone());
-            self.idle.insert(pod.uid.clone(), Work::recovered(pod.uid, pod.netns));
+            self.idle.insert(pod.uid.clone(), Work::recovered(pod));
         }
     }
 
@@ -161,7 +161,7 @@ impl<D: DataPath, Z: Ztunnel, A: Annotator> Reconciler<D, Z, A> {
             }
             self.context.look(&mut work);
             if work.machine.reached() {
-                self.context.show(&work);
+                self.context.close(&mut work);
                 self.back(Ok(work));
             } else {
                 let context = Arc::clone(&self.context);
@@ -188,7 +188,7 @@ impl<D: DataPath, Z: Ztunnel, A: Annotator> Reconciler<D, Z, A> {
         self.queue.done(uid, retry);
     }
 
-    fn check_again(&mut self, uids: HashSet<PodUid>) {
+    fn check_again(&mut self, uids: BTreeSet<PodUid>) {
         for uid in uids {
             self.queue.push(uid.clone());
             self.recheck.insert(uid);

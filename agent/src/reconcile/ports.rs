@@ -21,7 +21,7 @@ pub type Netns = Arc<OwnedFd>;
 ///
 /// Calls that block belong on a blocking thread: see [`blocking`].
 pub trait DataPath: Send + Sync + 'static {
-    /// The pods an earlier agent left captured. Asked once, before anything else.
+    /// The pods an earlier agent left something of. Asked once, before anything else.
     fn recovered(&self) -> impl Future<Output = Vec<Recovered>> + Send;
 
     /// Finds the namespace of a running pod. Reasons: `netns_not_found`, `netns_refused`.
@@ -54,13 +54,16 @@ pub trait DataPath: Send + Sync + 'static {
     fn forget(&self, uid: &PodUid) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
-/// A pod found captured at start.
+/// A pod an earlier agent has worked on.
 #[derive(Clone, Debug)]
 pub struct Recovered {
     /// The pod.
     pub uid: PodUid,
     /// Its namespace, if it has been found again; else it is looked for, and prepared anew.
     pub netns: Option<Netns>,
+    /// Everything that makes up capture is there, and the pod is not draining. Otherwise it is prepared
+    /// and switched on anew.
+    pub captured: bool,
 }
 
 /// What switching on found.
@@ -75,7 +78,7 @@ pub struct SwitchedOn {
 /// The reconciler puts a deadline on each call, so none needs one of its own; one that is cut off is
 /// repeated.
 pub trait Ztunnel: Send + Sync + 'static {
-    /// At start, before any ztunnel may connect: a pod that is captured already, and so must be in the
+    /// At start, before any ztunnel may connect: a pod that may be captured already, and so must be in the
     /// first snapshot, lest ztunnel cuts its connections. Without a namespace, ztunnel is to keep what it has.
     fn restore(&self, uid: &PodUid, info: &WorkloadInfo, netns: Option<Netns>);
 

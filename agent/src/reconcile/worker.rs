@@ -11,7 +11,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     fault::FaultPlan,
-    ports::{Annotated, Annotator, DataPath, Netns, SwitchedOn, Ztunnel},
+    ports::{Annotated, Annotator, DataPath, Netns, Recovered, SwitchedOn, Ztunnel},
     view::{PodView, Views},
 };
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
         enrolment::{Enrolment, State, Step},
         notice::{Notice, What},
         reason::{Failure, Reason},
-        workload::{Pod, PodUid},
+        workload::{Pod, PodUid, Redirection},
     },
 };
 
@@ -84,9 +84,10 @@ impl Work {
         }
     }
 
-    pub(super) fn recovered(uid: PodUid, netns: Option<Netns>) -> Self {
-        let machine = Enrolment::recovered(netns.is_some());
-        Self { machine, netns, known_in: true, ..Self::new(uid) }
+    pub(super) fn recovered(pod: Recovered) -> Self {
+        let Recovered { uid, netns, captured } = pod;
+        let machine = Enrolment::recovered(netns.is_some(), captured);
+        Self { machine, netns, known_in: captured, ..Self::new(uid) }
     }
 
     /// The pod has gone, and nothing of it is left.
@@ -126,6 +127,7 @@ enum Gain {
     Netns(Netns),
     AckedBy(String),
     SwitchedOn(SwitchedOn),
+    Annotated(Option<Redirection>, u64),
 }
 
 impl<D: DataPath, Z: Ztunnel, A: Annotator> Context<D, Z, A> {
@@ -226,9 +228,10 @@ impl<D: DataPath, Z: Ztunnel, A: Annotator> Context<D, Z, A> {
     async fn call_on(&self, step: Step, pod: &Arc<Pod>, netns: Option<&Netns>) -> Result<Gain, Failure> {
         if let Step::Annotate(value) = step {
             return match self.annotator.set(pod, value).await? {
+                Annotated::Done { version } => Ok(Gain::Annotated(value, version)),
                 // There is no annotation on a pod that has gone.
-                Annotated::Gone if value.is_some() => Err(Failure::new(Reason::Deleted, "the pod has gone")),
-                Annotated::Done | Annotated::Gone => Ok(Gain::Nothing),
+                Annotated::Gone if value.is_none() => Ok(Gain::Annotated(None, u64::MAX)),
+                Annotated::Gone => Err(Failure::new(Reason::Deleted, "the pod has gone")),
             };
         }
         if step == Step::Locate {
@@ -260,6 +263,7 @@ impl<D: DataPath, Z: Ztunnel, A: Annotator> Context<D, Z, A> {
             Gain::Nothing => {}
             Gain::Netns(netns) => work.netns = Some(netns),
             Gain::AckedBy(ztunnel) => work.acked_by = Some(ztunnel),
+            Gain::Annotated(value, version) => work.machine.annotated(value, version),
             Gain::SwitchedOn(SwitchedOn { old_connections }) => work.old_connections = old_connections,
         });
         if result.is_ok() {
@@ -292,7 +296,7 @@ impl<D: DataPath, Z: Ztunnel, A: Annotator> Context<D, Z, A> {
     }
 
     /// The attempt is over.
-    fn close(&self, work: &mut Work) {
+    pub(super) fn close(&self, work: &mut Work) {
         if !work.machine.reached() {
             work.attempts = work.attempts.saturating_add(1);
             self.show(work);

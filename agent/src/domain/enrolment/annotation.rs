@@ -1,51 +1,45 @@
 //! What the annotation says, between what was written and what the API server has told since.
 
-use std::collections::VecDeque;
-
 use crate::domain::workload::Redirection;
 
-/// The watch tells of a write some time after it was made, and by then another may have been made. An
-/// echo of our own earlier writes must not be mistaken for a change by somebody else: a pod believed to
-/// be without the annotation would be taken out of the mesh with `enabled` still on it.
+/// The watch tells of a write some time after it was made, and by then another may have been made. Old
+/// news must not be mistaken for a change: a pod believed to be without the annotation would be taken out
+/// of the mesh with `enabled` still on it. Versions of the object tell old from new. After a write that
+/// failed it may say either, whatever the watch tells, until a write succeeds.
 #[derive(Debug, Default)]
 pub(super) struct Annotation {
     believed: Option<Redirection>,
-    observed: Option<Redirection>,
-    /// Writes the watch has not told of yet, oldest first.
-    awaited: VecDeque<Option<Redirection>>,
+    version: u64,
+    uncertain: bool,
 }
 
-/// Writes that are never told of are possible (a list may skip intermediate states), piling up is not.
-const AWAITED_MAX: usize = 8;
-
 impl Annotation {
-    /// What it says, to the best of our knowledge.
-    pub(super) fn believed(&self) -> Option<Redirection> {
-        self.believed
+    /// It says this, for all we know.
+    pub(super) fn is(&self, value: Option<Redirection>) -> bool {
+        self.believed == value && !self.uncertain
     }
 
-    /// The API server says it is `now`.
-    pub(super) fn observe(&mut self, now: Option<Redirection>) {
-        if now == self.observed {
-            return;
-        }
-        self.observed = now;
-        match self.awaited.iter().position(|write| *write == now) {
-            Some(echo) => drop(self.awaited.drain(..=echo)),
-            None => {
-                self.awaited.clear();
-                self.believed = now;
-            }
+    /// It cannot be ruled out that it says this.
+    pub(super) fn may_be(&self, value: Option<Redirection>) -> bool {
+        self.believed == value || self.uncertain
+    }
+
+    /// The watch says it was `value` in this version of the pod.
+    pub(super) fn observe(&mut self, value: Option<Redirection>, version: u64) {
+        if version >= self.version {
+            self.believed = value;
+            self.version = version;
         }
     }
 
-    /// We have made it `now`.
-    pub(super) fn wrote(&mut self, now: Option<Redirection>) {
-        self.believed = now;
-        self.awaited.push_back(now);
-        if self.awaited.len() > AWAITED_MAX {
-            self.awaited.pop_front();
-        }
+    /// We have made it `value`, which made this version of the pod.
+    pub(super) fn wrote(&mut self, value: Option<Redirection>, version: u64) {
+        *self = Self { believed: value, version: version.max(self.version), uncertain: false };
+    }
+
+    /// A write has failed, or so it seems.
+    pub(super) fn write_failed(&mut self) {
+        self.uncertain = true;
     }
 }
 
@@ -57,54 +51,38 @@ mod tests {
     const PENDING: Option<Redirection> = Some(Redirection::Pending);
 
     #[test]
-    fn the_echo_of_an_earlier_write_changes_nothing() {
+    fn old_news_changes_nothing() {
         let mut it = Annotation::default();
-        it.wrote(PENDING);
-        it.wrote(None);
-        it.wrote(ENABLED);
-        for echo in [PENDING, None, ENABLED] {
-            it.observe(echo);
-            assert_eq!(it.believed(), ENABLED, "after the echo of {echo:?}");
+        it.wrote(PENDING, 5);
+        it.wrote(None, 6);
+        it.wrote(ENABLED, 8);
+        for (value, version) in [(None, 4), (PENDING, 5), (None, 6), (None, 7), (ENABLED, 8)] {
+            it.observe(value, version);
+            assert!(it.is(ENABLED), "after {value:?} in {version}");
         }
     }
 
     #[test]
-    fn an_echo_stands_for_all_writes_before_it() {
+    fn a_later_change_by_somebody_else_is_believed() {
         let mut it = Annotation::default();
-        it.wrote(PENDING);
-        it.wrote(ENABLED);
-        it.observe(ENABLED);
-        it.observe(PENDING);
-        assert_eq!(it.believed(), PENDING, "somebody else's: ours was told of already");
+        it.wrote(ENABLED, 8);
+        it.observe(None, 9);
+        assert!(it.is(None));
+        // A list served from a server that is behind.
+        it.observe(ENABLED, 8);
+        assert!(it.is(None));
+        it.observe(PENDING, 11);
+        assert!(it.is(PENDING) && !it.may_be(ENABLED));
     }
 
     #[test]
-    fn a_change_by_somebody_else_is_believed() {
+    fn after_a_failed_write_nothing_is_certain_until_one_succeeds() {
         let mut it = Annotation::default();
-        it.wrote(ENABLED);
-        it.observe(ENABLED);
-        it.observe(None);
-        assert_eq!(it.believed(), None);
-        it.observe(ENABLED);
-        assert_eq!(it.believed(), ENABLED);
-    }
-
-    #[test]
-    fn what_is_told_again_is_not_a_change() {
-        let mut it = Annotation::default();
-        it.observe(PENDING);
-        it.wrote(ENABLED);
-        it.observe(PENDING);
-        assert_eq!(it.believed(), ENABLED);
-    }
-
-    #[test]
-    fn writes_never_told_of_do_not_pile_up() {
-        let mut it = Annotation::default();
-        for _ in 0..1000 {
-            it.wrote(ENABLED);
-            it.wrote(None);
-        }
-        assert!(it.awaited.len() <= AWAITED_MAX);
+        it.write_failed();
+        // Some other change, made before the write was applied.
+        it.observe(None, 9);
+        assert!(!it.is(None) && it.may_be(ENABLED));
+        it.wrote(None, 11);
+        assert!(it.is(None) && !it.may_be(ENABLED));
     }
 }
