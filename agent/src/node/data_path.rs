@@ -3,6 +3,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use weir_common::PodFlags;
+
 use crate::{
     domain::{
         reason::{Failure, Reason},
@@ -64,6 +66,7 @@ impl DataPath for NodeDataPath {
                 .into_iter()
                 .map(|pod| Recovered {
                     uid: pod.record.uid(),
+                    captured: pod.config.flags.has(PodFlags::INBOUND),
                     netns: find(&pod.record.uid, pod.record.cookie).map(|netns| Arc::clone(netns.fd())),
                 })
                 .collect())
