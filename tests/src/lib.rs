@@ -3,6 +3,7 @@
 
 pub mod apiserver;
 pub mod app;
+pub mod cluster;
 pub mod load;
 pub mod mesh_node;
 pub mod observer;

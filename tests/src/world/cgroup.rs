@@ -63,7 +63,10 @@ impl Drop for Cgroup {
 }
 
 /// Where cgroup v2 is mounted: on a hybrid machine not at the usual place.
-fn mount_point() -> Result<PathBuf> {
+///
+/// # Errors
+/// When it is not mounted.
+pub fn mount_point() -> Result<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     mounts
         .lines()

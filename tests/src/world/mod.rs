@@ -27,7 +27,7 @@ use nix::{
 };
 use weir_agent::netns::Netns;
 
-pub use cgroup::Cgroup;
+pub use cgroup::{Cgroup, mount_point as cgroup_root};
 pub use command::{Child, run, run_in};
 pub use host::Host;
 

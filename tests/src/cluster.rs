@@ -1,0 +1,251 @@
+//! A node of a cluster: namespaces, an API server, a kubelet's cgroup, and `weir agent` as a process of its own.
+
+use std::{
+    env, fs,
+    io::{BufRead, BufReader},
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+use tokio::runtime::Runtime;
+
+use crate::{
+    apiserver::ApiServer,
+    world::{self, Cgroup, Child, Families, Host, World},
+};
+
+/// Name of the one node.
+pub const NODE: &str = "node";
+/// Where the agent listens for ztunnel, in the world's own `/run`.
+pub const ZDS_SOCKET: &str = "/run/ztunnel/ztunnel.sock";
+/// The label that puts a namespace or a pod into the mesh.
+pub const MODE: &str = "istio.io/dataplane-mode";
+
+/// The node.
+pub struct Cluster {
+    /// Drives the API server.
+    pub runtime: Runtime,
+    /// Its namespaces.
+    pub world: World,
+    /// Its API server.
+    pub api: ApiServer,
+    /// What runs in here is the kubelet.
+    pub kubelet: Cgroup,
+    agent: Option<Agent>,
+    kubeconfig: PathBuf,
+    uids: AtomicU64,
+}
+
+/// The agent process and what it has said so far.
+struct Agent {
+    child: Child,
+    log: Arc<Mutex<String>>,
+}
+
+/// A pod: its namespace with one process, and its object in the API.
+pub struct Pod {
+    /// The namespace.
+    pub host: Host,
+    /// Namespace of the object.
+    pub namespace: String,
+    /// UID of the object.
+    pub uid: String,
+    _process: Child,
+    _cgroup: Cgroup,
+}
+
+impl Cluster {
+    /// Makes the node, without an agent. For the calling thread, which must outlive it.
+    ///
+    /// # Errors
+    /// When the kernel refuses any part.
+    pub fn new() -> Result<Self> {
+        let world = World::new()?;
+        let runtime = Runtime::new()?;
+        let api = runtime.block_on(ApiServer::start());
+        let kubeconfig = PathBuf::from("/run/kubeconfig");
+        api.write_kubeconfig(&kubeconfig)?;
+        let kubelet = Cgroup::new(&format!("{}/kubelet", world.id()))?;
+        Ok(Self { runtime, world, api, kubelet, agent: None, kubeconfig, uids: AtomicU64::new(1) })
+    }
+
+    /// Starts the agent; its log is kept, and shown when something takes too long.
+    ///
+    /// # Errors
+    /// When there is no such program.
+    pub fn start_agent(&mut self) -> Result<()> {
+        let mut child = Child::start(self.agent_command()?.stderr(Stdio::piped()).stdin(Stdio::null()))?;
+        let log = Arc::new(Mutex::new(String::new()));
+        let (lines, kept) = (BufReader::new(child.stderr().context("a pipe")?).lines(), log.clone());
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                let mut log = kept.lock().expect("nobody panics with it");
+                log.push_str(&line);
+                log.push('\n');
+            }
+        });
+        self.agent = Some(Agent { child, log });
+        Ok(())
+    }
+
+    /// The agent's command line.
+    ///
+    /// # Errors
+    /// When there is no such program.
+    pub fn agent_command(&self) -> Result<Command> {
+        let mut command = Command::new(weir()?);
+        command
+            .args(["agent", "--node-name", NODE, "--ztunnel-socket", ZDS_SOCKET])
+            .arg("--kubeconfig")
+            .arg(&self.kubeconfig)
+            .arg("--host-netns")
+            .arg(self.world.node.path())
+            .arg("--kubelet-cgroup")
+            .arg(self.kubelet.path());
+        Ok(command)
+    }
+
+    /// SIGKILL.
+    ///
+    /// # Errors
+    /// When it cannot be waited for.
+    pub fn kill_agent(&mut self) -> Result<()> {
+        self.agent.take().map_or(Ok(()), |mut agent| agent.child.kill().map(drop))
+    }
+
+    /// SIGTERM, and waits for the end.
+    ///
+    /// # Errors
+    /// When it does not come in time.
+    pub fn stop_agent(&mut self) -> Result<()> {
+        let Some(mut agent) = self.agent.take() else { return Ok(()) };
+        agent.child.signal(nix::sys::signal::Signal::SIGTERM)?;
+        let status = agent.child.wait(Duration::from_secs(10))?;
+        if !status.success() {
+            bail!("the agent ended with {status}:\n{}", agent.log.lock().expect("nobody panics with it"));
+        }
+        Ok(())
+    }
+
+    /// What the agent has said so far.
+    pub fn agent_log(&self) -> String {
+        self.agent
+            .as_ref()
+            .map_or_else(String::new, |agent| agent.log.lock().expect("nobody panics with it").clone())
+    }
+
+    /// Makes a namespace object.
+    pub fn namespace(&self, name: &str, in_mesh: bool) {
+        let labels: &[(&str, &str)] = if in_mesh { &[(MODE, "ambient")] } else { &[] };
+        self.api.put_namespace(name, labels);
+    }
+
+    /// Makes a running pod: a namespace on the node, a process in the pod's cgroup, and an object.
+    ///
+    /// # Errors
+    /// When the kernel refuses any part.
+    pub fn pod(&self, namespace: &str, name: &str, families: Families) -> Result<Pod> {
+        let host = self.world.pod(name, families)?;
+        let number = self.uids.fetch_add(1, Ordering::Relaxed);
+        let uid = format!("{:08x}-0000-4000-8000-{number:012x}", std::process::id());
+        let cgroup = Cgroup::new(&format!("{}/kubepods/pod{uid}/main", self.world.id()))?;
+        let mut command = Command::new(gear()?);
+        let process = Child::start_in(&host, command.arg("pause").stdin(Stdio::piped()))?;
+        cgroup.add(process.pid())?;
+        let ips: Vec<_> = world::addresses(&host).iter().map(|ip| json!({ "ip": ip })).collect();
+        let first = world::addresses(&host)[0];
+        self.api.put_pod(json!({
+            "metadata": { "namespace": namespace, "name": name, "uid": uid },
+            "spec": {
+                "nodeName": NODE,
+                "serviceAccountName": "default",
+                "containers": [{ "name": "app", "image": "app" }],
+            },
+            "status": { "phase": "Running", "podIP": first, "podIPs": ips },
+        }));
+        Ok(Pod { host, namespace: namespace.to_owned(), uid, _process: process, _cgroup: cgroup })
+    }
+
+    /// What the annotation `ambient.istio.io/redirection` of a pod says.
+    pub fn redirection(&self, pod: &Pod) -> Option<String> {
+        let object = self.api.pod(&pod.namespace, pod.host.name())?;
+        object.metadata.annotations?.get("ambient.istio.io/redirection").cloned()
+    }
+
+    /// Waits until the annotation says so, and returns how long that took.
+    ///
+    /// # Errors
+    /// When it does not in ten seconds; the error has the agent's log.
+    pub fn wait_redirection(&self, pod: &Pod, wanted: Option<&str>) -> Result<Duration> {
+        let what = format!("{}/{} is {wanted:?}", pod.namespace, pod.host.name());
+        self.wait(&what, || self.redirection(pod).as_deref() == wanted)
+    }
+
+    /// Waits for something, and returns how long that took.
+    ///
+    /// # Errors
+    /// When it does not happen in ten seconds; the error has the agent's log.
+    pub fn wait(&self, what: &str, mut done: impl FnMut() -> bool) -> Result<Duration> {
+        let began = Instant::now();
+        while !done() {
+            if began.elapsed() > Duration::from_secs(10) {
+                bail!("never: {what}; the agent says:\n{}", self.agent_log());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(began.elapsed())
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let _ = self.kill_agent();
+    }
+}
+
+/// The agent's program.
+///
+/// # Errors
+/// When it has not been built.
+pub fn weir() -> Result<PathBuf> {
+    program("WEIR_BIN", "weir")
+}
+
+/// The program of small helpers.
+///
+/// # Errors
+/// When it has not been built.
+pub fn gear() -> Result<PathBuf> {
+    program("WEIR_GEAR", "weir-gear")
+}
+
+/// A program of the workspace: named by the environment, or beside the one that runs.
+fn program(variable: &str, name: &str) -> Result<PathBuf> {
+    if let Some(path) = env::var_os(variable) {
+        return Ok(path.into());
+    }
+    let here = env::current_exe()?;
+    let found = here.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|path| path.is_file());
+    found.with_context(|| format!("{name} is not built: run `cargo build` first, or set {variable}"))
+}
+
+/// Whether nothing of a world is left on the machine: cgroups are the one thing that does not go by itself.
+///
+/// # Errors
+/// When cgroup v2 is not mounted.
+pub fn leftovers() -> Result<Vec<String>> {
+    let mine = format!("weir-test-{}-", std::process::id());
+    let root = world::cgroup_root()?;
+    Ok(fs::read_dir(root)?
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.starts_with(&mine))
+        .collect())
+}
