@@ -1,6 +1,6 @@
 //! Reflectors: they end up with what there is, whatever happens on the way.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, hash::Hash, time::Duration};
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
@@ -82,6 +82,14 @@ async fn until(what: &str, mut wanted: impl FnMut() -> bool) {
     }
 }
 
+async fn ready<K>(store: &Store<K>)
+where
+    K: reflector::Lookup + Clone + 'static,
+    K::DynamicType: Eq + Hash + Clone,
+{
+    tokio::time::timeout(SOON, store.wait_until_ready()).await.expect("the first list ends").unwrap();
+}
+
 fn names(store: &Store<Pod>) -> Vec<String> {
     let mut names: Vec<String> = store.state().iter().map(|pod| pod.name_any()).collect();
     names.sort();
@@ -95,7 +103,7 @@ async fn a_reflector_follows_the_pods_of_a_node() {
         api.put_pod(pod("a", "first", "n1"));
         api.put_pod(pod("a", "elsewhere", "n2"));
         let (store, _following) = follow_pods(&api, "n1", strategy.clone());
-        store.wait_until_ready().await.unwrap();
+        ready(&store).await;
         assert_eq!(names(&store), ["first"], "{strategy:?}");
 
         api.put_pod(pod("b", "second", "n1"));
@@ -122,7 +130,7 @@ async fn a_reflector_follows_the_pods_of_a_node() {
 async fn a_metadata_reflector_follows_namespaces() {
     let api = ApiServer::start().await;
     let (store, _following) = follow_namespaces(&api);
-    store.wait_until_ready().await.unwrap();
+    ready(&store).await;
     let label = |name: &str| {
         store.get(&ObjectRef::new(name)).map(|one| one.labels().get("istio.io/dataplane-mode").cloned())
     };
@@ -142,7 +150,7 @@ async fn a_metadata_reflector_follows_namespaces() {
 async fn a_reflector_survives_cut_watches() {
     let api = ApiServer::start().await;
     let (store, _following) = follow_pods(&api, "n1", watcher::InitialListStrategy::ListWatch);
-    store.wait_until_ready().await.unwrap();
+    ready(&store).await;
     for round in 1..=3 {
         api.wait_for(SOON, |api| (api.request_count("watch", "pods") >= round).then_some(())).await.unwrap();
         api.drop_watches();
@@ -176,14 +184,16 @@ async fn a_reflector_lists_again_when_history_is_gone() {
 async fn a_reflector_survives_outages() {
     let api = ApiServer::start().await;
     let (store, _following) = follow_pods(&api, "n1", watcher::InitialListStrategy::ListWatch);
-    store.wait_until_ready().await.unwrap();
+    ready(&store).await;
     let url = api.url();
     let address: std::net::SocketAddr = url.strip_prefix("http://").unwrap().parse().unwrap();
     for (round, outage) in [Outage::Refuse, Outage::Close, Outage::Status(503)].into_iter().enumerate() {
         let watches = api.request_count("watch", "pods");
         api.fail_all(Some(outage));
         api.put_pod(pod("a", &format!("p{round}"), "n1"));
-        let fresh = api.client().apiserver_version().await;
+        let client = api.client();
+        let fresh =
+            tokio::time::timeout(SOON, client.apiserver_version()).await.expect("it fails, or answers");
         match outage {
             Outage::Refuse => {
                 let refused = std::net::TcpStream::connect(address).unwrap_err();

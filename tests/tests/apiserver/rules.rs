@@ -208,7 +208,7 @@ async fn watches_tell_what_they_are_asked_for() {
 
     let short = WatchParams::default().timeout(1);
     let ends = pods.watch(&short, &api.resource_version().to_string()).await.unwrap();
-    let last: Vec<_> = ends.try_collect().await.unwrap();
+    let last: Vec<_> = tokio::time::timeout(SOON, ends.try_collect()).await.expect("it ends").unwrap();
     assert!(matches!(last.last(), Some(WatchEvent::Bookmark(_))), "{last:?}");
 }
 
@@ -223,6 +223,12 @@ async fn a_running_watch_outlives_compaction() {
     api.compact();
     api.put_pod(pod("b", "p", "n1"));
     assert!(matches!(watch.try_next().await.unwrap(), Some(WatchEvent::Added(_))));
+    // A new one cannot know that.
+    let mut late = pods.watch(&WatchParams::default(), &version).await.unwrap().boxed();
+    match late.try_next().await.unwrap() {
+        Some(WatchEvent::Error(error)) => assert_eq!(error.code, 410),
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Neither the deadline nor a cut waits until there is nothing more to tell.
