@@ -133,6 +133,9 @@ impl ApiServer {
     ///
     /// # Errors
     /// If the socket is not one that can be served on.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
     pub fn start_on(socket: std::net::TcpListener, config: Config) -> io::Result<Self> {
         let (gate, listener) = listen::open(socket)?;
         let shared = Arc::new(Shared::new(config));

@@ -4,6 +4,7 @@
 mod follow;
 mod rules;
 mod scale;
+mod watches;
 
 use std::time::Duration;
 

@@ -16,7 +16,7 @@ const NODES: usize = 200;
 
 /// `cargo test -p weir-tests --test apiserver -- --ignored --nocapture`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes a quarter of a minute, and hundreds of megabytes"]
+#[ignore = "takes a quarter of a minute, and 200 MB"]
 async fn a_whole_cluster() {
     let api = ApiServer::start().await;
     let begun = Instant::now();
