@@ -159,6 +159,12 @@ impl ApiServer {
         object.map(|object| read(&object, Resource::Pods))
     }
 
+    /// All pods, by namespace and name.
+    pub fn pods(&self) -> Vec<Pod> {
+        let objects: Vec<_> = self.shared.read().objects(Resource::Pods, None).cloned().collect();
+        objects.iter().map(|object| read(object, Resource::Pods)).collect()
+    }
+
     /// A namespace as it is now.
     pub fn namespace(&self, name: &str) -> Option<Namespace> {
         let object = self.shared.read().get(Resource::Namespaces, &Key::new("", name)).cloned();

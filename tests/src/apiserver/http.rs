@@ -162,6 +162,9 @@ async fn serve(
     let shape = query::shape(accept, verb == "list")?;
     let key =
         Key::new(route.namespace.as_deref().unwrap_or_default(), route.name.as_deref().unwrap_or_default());
+    if params.is_dry_run() {
+        return Err(ApiError::bad_request("dry runs are not served"));
+    }
     let door = if route.status { Door::Status } else { Door::Main };
     let answer = |code, object: &Object, version| object_response(code, object, resource, shape, version);
     match verb {

@@ -2,12 +2,15 @@
 
 use std::{
     collections::HashSet,
-    io,
-    net::{Ipv4Addr, SocketAddr},
+    future,
+    io::{self, ErrorKind},
+    net::{Ipv4Addr, SocketAddr, TcpListener},
     os::fd::{AsRawFd, RawFd},
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
+    thread,
+    time::Duration,
 };
 
 use nix::{
@@ -16,8 +19,8 @@ use nix::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpListener, TcpStream},
-    sync::watch,
+    net::TcpStream,
+    sync::mpsc,
 };
 
 /// What happens to who connects.
@@ -26,103 +29,146 @@ pub(super) enum Admission {
     Serve,
     Close,
     Refuse,
+    /// The server is no more.
+    Ended,
+}
+
+struct State {
+    admission: Admission,
+    /// Open connections, to be ended from here.
+    connections: HashSet<RawFd>,
 }
 
 /// The socket and its connections, as the test controls them.
 pub(super) struct Gate {
-    socket: std::net::TcpListener,
-    admission: watch::Sender<Admission>,
-    connections: Mutex<HashSet<RawFd>>,
+    socket: TcpListener,
+    state: Mutex<State>,
+    changed: Condvar,
 }
 
 impl Gate {
-    pub(super) fn new(socket: std::net::TcpListener) -> io::Result<Arc<Self>> {
-        socket.set_nonblocking(true)?;
+    fn new(socket: TcpListener) -> io::Result<Self> {
+        // The thread that accepts waits in the kernel.
+        socket.set_nonblocking(false)?;
         keep_port(&socket)?;
-        let admission = watch::Sender::new(Admission::Serve);
-        Ok(Arc::new(Self { socket, admission, connections: Mutex::default() }))
+        let state = State { admission: Admission::Serve, connections: HashSet::new() };
+        Ok(Self { socket, state: Mutex::new(state), changed: Condvar::new() })
     }
 
     pub(super) fn address(&self) -> SocketAddr {
         self.socket.local_addr().expect("a bound socket has an address")
     }
 
-    fn connections(&self) -> MutexGuard<'_, HashSet<RawFd>> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends all connections, whatever is under way on them.
-    pub(super) fn disconnect(&self) {
-        // Under the lock: a descriptor leaves the set before it is closed.
-        for fd in self.connections().iter() {
-            // It may have been ended by the client already.
-            let _ = socket::shutdown(*fd, Shutdown::Both);
-        }
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Admits otherwise from now on, and ends what was admitted before.
     pub(super) fn admit(&self, admission: Admission) -> io::Result<()> {
-        let before = *self.admission.borrow();
+        let listens = |admission| matches!(admission, Admission::Serve | Admission::Close);
+        let mut state = self.state();
         // A socket shut down keeps its port, but refuses, until it listens again. Closing it could
         // lose the port to another process of a busy machine.
-        if admission == Admission::Refuse && before != Admission::Refuse {
-            socket::shutdown(self.socket.as_raw_fd(), Shutdown::Both)?;
+        match (listens(state.admission), listens(admission)) {
+            (true, false) => socket::shutdown(self.socket.as_raw_fd(), Shutdown::Both)?,
+            (false, true) => socket::listen(&self.socket, Backlog::MAXCONN)?,
+            _ => {}
         }
-        if admission != Admission::Refuse && before == Admission::Refuse {
-            socket::listen(&self.socket, Backlog::MAXCONN)?;
-        }
-        self.admission.send_replace(admission);
+        state.admission = admission;
+        self.changed.notify_all();
         if admission != Admission::Serve {
-            self.disconnect();
+            for fd in &state.connections {
+                // It may have been ended by the client already.
+                let _ = socket::shutdown(*fd, Shutdown::Both);
+            }
         }
         Ok(())
     }
+
+    /// Accepts until the server has ended.
+    fn accept(self: &Arc<Self>, accepted: &mpsc::UnboundedSender<Accepted>) {
+        loop {
+            let state = self.changed.wait_while(self.state(), |state| state.admission == Admission::Refuse);
+            if state.unwrap_or_else(PoisonError::into_inner).admission == Admission::Ended {
+                return;
+            }
+            match self.socket.accept() {
+                Ok((stream, peer)) => {
+                    // Looked at under the lock: a later `admit` finds the connection in the set.
+                    let mut state = self.state();
+                    if state.admission != Admission::Serve {
+                        continue;
+                    }
+                    state.connections.insert(stream.as_raw_fd());
+                    drop(state);
+                    let entry = Entry { gate: self.clone(), fd: stream.as_raw_fd() };
+                    if accepted.send(Accepted { entry, stream, peer }).is_err() {
+                        return;
+                    }
+                }
+                // It was shut down.
+                Err(error) if error.kind() == ErrorKind::InvalidInput => {}
+                // Nothing that waiting would not help: no descriptors, a client that left.
+                Err(_) => thread::sleep(Duration::from_millis(5)),
+            }
+        }
+    }
+}
+
+/// Makes the socket's port its own even while it does not listen. The kernel takes back a port it
+/// chose itself as soon as listening ends; one asked for by number stays.
+fn keep_port(socket: &TcpListener) -> io::Result<()> {
+    let address = SockaddrStorage::from(socket.local_addr()?);
+    socket::shutdown(socket.as_raw_fd(), Shutdown::Both)?;
+    match socket::bind(socket.as_raw_fd(), &address) {
+        // It has been asked for by number before.
+        Ok(()) | Err(Errno::EINVAL) => {}
+        Err(error) => return Err(error.into()),
+    }
+    socket::listen(socket, Backlog::MAXCONN)?;
+    Ok(())
+}
+
+/// A free port of this network namespace's loopback.
+pub(super) fn loopback() -> io::Result<TcpListener> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+}
+
+/// A connection's place among those its gate can end.
+struct Entry {
+    gate: Arc<Gate>,
+    fd: RawFd,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.gate.state().connections.remove(&self.fd);
+    }
+}
+
+/// A connection on its way to the server. Fields are dropped in order: a descriptor leaves the set
+/// before it is closed, and perhaps used again.
+struct Accepted {
+    entry: Entry,
+    stream: std::net::TcpStream,
+    peer: SocketAddr,
 }
 
 /// The server's side of a [`Gate`].
 pub(super) struct Listener {
-    gate: Arc<Gate>,
-    admission: watch::Receiver<Admission>,
-    /// Made anew after each refusal: once shut down, a socket stays "closed" to the reactor.
-    socket: Option<TcpListener>,
+    address: SocketAddr,
+    accepted: mpsc::UnboundedReceiver<Accepted>,
 }
 
-impl Listener {
-    pub(super) fn new(gate: Arc<Gate>) -> Self {
-        let admission = gate.admission.subscribe();
-        Self { gate, admission, socket: None }
-    }
-
-    async fn accept_once(&mut self) -> io::Result<Option<(Connection, SocketAddr)>> {
-        if *self.admission.borrow_and_update() == Admission::Refuse {
-            self.socket = None;
-            // The gate outlives this: it is in `self`.
-            let _ = self.admission.changed().await;
-            return Ok(None);
-        }
-        if self.socket.is_none() {
-            self.socket = Some(TcpListener::from_std(self.gate.socket.try_clone()?)?);
-        }
-        let Some(socket) = &self.socket else { return Ok(None) };
-        let (stream, peer) = tokio::select! {
-            accepted = socket.accept() => accepted?,
-            _ = self.admission.changed() => {
-                self.socket = None;
-                return Ok(None);
-            }
-        };
-        stream.set_nodelay(true)?;
-        let connection = Connection { gate: self.gate.clone(), stream };
-        let mut connections = self.gate.connections();
-        // Looked at under the lock: a later `admit` finds the connection in the set.
-        if *self.gate.admission.borrow() != Admission::Serve {
-            drop(connections);
-            return Ok(None);
-        }
-        connections.insert(connection.stream.as_raw_fd());
-        drop(connections);
-        Ok(Some((connection, peer)))
-    }
+/// A gate for a socket, and what to serve on. A thread accepts: tokio's listeners spin when a socket
+/// that was shut down listens again.
+pub(super) fn open(socket: TcpListener) -> io::Result<(Arc<Gate>, Listener)> {
+    let gate = Arc::new(Gate::new(socket)?);
+    let (sender, accepted) = mpsc::unbounded_channel();
+    let accepting = gate.clone();
+    thread::Builder::new().name("apiserver".into()).spawn(move || accepting.accept(&sender))?;
+    let listener = Listener { address: gate.address(), accepted };
+    Ok((gate, listener))
 }
 
 impl axum::serve::Listener for Listener {
@@ -130,34 +176,28 @@ impl axum::serve::Listener for Listener {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Connection, SocketAddr) {
-        loop {
-            match self.accept_once().await {
-                Ok(Some(accepted)) => return accepted,
-                Ok(None) => {}
-                // Shut down under our hands, or out of descriptors: look again, without spinning.
-                Err(_) => {
-                    self.socket = None;
-                    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-                }
+        while let Some(Accepted { entry, stream, peer }) = self.accepted.recv().await {
+            let stream = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
+            // One that failed before it was served is of no use to anyone.
+            if let Ok(stream) = stream
+                && stream.set_nodelay(true).is_ok()
+            {
+                return (Connection { _entry: entry, stream }, peer);
             }
         }
+        // The server has ended: whoever serves is about to be aborted.
+        future::pending().await
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.gate.socket.local_addr()
+        Ok(self.address)
     }
 }
 
 /// One connection, known to its gate as long as it is open.
 pub(super) struct Connection {
-    gate: Arc<Gate>,
+    _entry: Entry,
     stream: TcpStream,
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.gate.connections().remove(&self.stream.as_raw_fd());
-    }
 }
 
 impl AsyncRead for Connection {
@@ -182,23 +222,4 @@ impl AsyncWrite for Connection {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
-}
-
-/// Makes the socket's port its own even while it does not listen. The kernel takes back a port it
-/// chose itself as soon as listening ends; one asked for by number stays.
-fn keep_port(socket: &std::net::TcpListener) -> io::Result<()> {
-    let address = SockaddrStorage::from(socket.local_addr()?);
-    socket::shutdown(socket.as_raw_fd(), Shutdown::Both)?;
-    match socket::bind(socket.as_raw_fd(), &address) {
-        // It has been asked for by number before.
-        Ok(()) | Err(Errno::EINVAL) => {}
-        Err(error) => return Err(error.into()),
-    }
-    socket::listen(socket, Backlog::MAXCONN)?;
-    Ok(())
-}
-
-/// A free port of this network namespace's loopback.
-pub(super) fn loopback() -> io::Result<std::net::TcpListener> {
-    std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
 }

@@ -37,7 +37,7 @@ use tokio::task::JoinHandle;
 pub use self::{faults::Outage, resource::Resource};
 use self::{
     http::Shared,
-    listen::{Admission, Gate, Listener},
+    listen::{Admission, Gate},
 };
 
 /// What can be chosen of a server.
@@ -97,7 +97,8 @@ struct Task {
 impl Drop for Task {
     fn drop(&mut self) {
         self.serving.abort();
-        self.gate.disconnect();
+        // A socket that cannot be shut down is not open.
+        let _ = self.gate.admit(Admission::Ended);
     }
 }
 
@@ -132,11 +133,13 @@ impl ApiServer {
     ///
     /// # Errors
     /// If the socket is not one that can be served on.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
     pub fn start_on(socket: std::net::TcpListener, config: Config) -> io::Result<Self> {
-        let gate = Gate::new(socket)?;
+        let (gate, listener) = listen::open(socket)?;
         let shared = Arc::new(Shared::new(config));
         let router = Router::new().fallback(http::handle).with_state(shared.clone());
-        let listener = Listener::new(gate.clone());
         let serving = tokio::spawn(async move {
             // It ends by being aborted.
             let _ = axum::serve(listener, router).await;

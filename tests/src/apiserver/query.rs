@@ -70,6 +70,11 @@ impl Params {
         self.flag("watch") == Some(true)
     }
 
+    /// Is it only to be tried? Nothing here can do that, and doing it would be worse than refusing.
+    pub(super) fn is_dry_run(&self) -> bool {
+        self.text("dryRun").is_some()
+    }
+
     fn filter(&self, route: &Route) -> Result<Filter, ApiError> {
         let (labels, fields) = (self.text("labelSelector"), self.text("fieldSelector"));
         let namespace = route.namespace.as_deref();
@@ -140,7 +145,10 @@ impl Params {
             start,
             bookmarks,
             mark_initial: bookmarks && initial == Some(true),
-            timeout: self.number("timeoutSeconds")?.map_or(WATCH, Duration::from_secs),
+            timeout: self
+                .number("timeoutSeconds")?
+                .filter(|seconds| *seconds > 0)
+                .map_or(WATCH, Duration::from_secs),
         })
     }
 }

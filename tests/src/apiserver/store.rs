@@ -192,8 +192,7 @@ impl Store {
         if after < table.forgotten {
             return Err(ApiError::expired(after, table.forgotten));
         }
-        let mut list: Vec<_> = table.since(after).take(max + 1).cloned().collect();
-        list.truncate(max.min(list.len()));
+        let list: Vec<_> = table.since(after).take(max).cloned().collect();
         let upto =
             if list.len() == max { list.last().map_or(after, |last| last.version) } else { self.version };
         Ok(Changes { list, upto: upto.max(after) })
@@ -249,3 +248,7 @@ impl Store {
         Ok(Page { objects, version, next, remaining })
     }
 }
+
+#[cfg(test)]
+#[path = "store_tests.rs"]
+mod tests;

@@ -42,9 +42,8 @@ pub(super) struct Watch {
     finished: bool,
 }
 
-/// Why a watch woke up.
-enum Wake {
-    Written,
+/// What comes before changes.
+enum Due {
     Bookmark,
     Deadline,
     Cut,
@@ -111,69 +110,89 @@ impl Watch {
             return None;
         }
         let mut out = Vec::new();
-        if self.initial.len() > 0 {
-            for object in self.initial.by_ref().take(BATCH) {
-                event(&mut out, "ADDED", |out| object.write(out, self.resource, self.shape, object.version));
-            }
-            return Some(Ok(out.into()));
-        }
-        if self.mark_initial {
-            self.mark_initial = false;
-            self.bookmark(&mut out, true);
-            return Some(Ok(out.into()));
-        }
         loop {
-            let changes = self.shared.read().changes(self.resource, self.seen, BATCH);
-            match changes {
-                Ok(changes) => {
-                    for change in &changes.list {
-                        self.tell(&mut out, change);
-                    }
-                    let behind = changes.list.len() == BATCH;
-                    self.seen = changes.upto;
-                    if !out.is_empty() {
-                        return Some(Ok(out.into()));
-                    }
-                    if behind {
-                        continue;
-                    }
-                }
-                Err(gone) => {
+            // Looked at before each piece, lest a watch with always more to tell never end.
+            match self.due() {
+                Some(Due::Cut) => {
                     self.finished = true;
-                    return Some(Ok(error_event(&gone)));
+                    return Some(Err(io::Error::new(io::ErrorKind::ConnectionReset, "watches are cut")));
                 }
-            }
-            match self.wake().await {
-                Wake::Written => {}
-                Wake::Bookmark => {
-                    self.next_bookmark = Instant::now() + self.every;
-                    self.bookmark(&mut out, false);
-                    return Some(Ok(out.into()));
-                }
-                Wake::Deadline => {
+                Some(Due::Deadline) => {
                     self.finished = true;
-                    if !self.bookmarks {
+                    if !self.bookmarks || self.initial.len() > 0 {
                         return None;
                     }
                     self.bookmark(&mut out, false);
                     return Some(Ok(out.into()));
                 }
-                Wake::Cut => {
-                    self.finished = true;
-                    return Some(Err(io::Error::new(io::ErrorKind::ConnectionReset, "watches are cut")));
+                Some(Due::Bookmark) if self.initial.len() == 0 => {
+                    self.next_bookmark = Instant::now() + self.every;
+                    self.bookmark(&mut out, false);
+                    return Some(Ok(out.into()));
                 }
+                Some(Due::Bookmark) | None => {}
+            }
+            let more = match self.gather(&mut out) {
+                Ok(more) => more,
+                Err(gone) => {
+                    self.finished = true;
+                    return Some(Ok(error_event(&gone)));
+                }
+            };
+            if !out.is_empty() {
+                return Some(Ok(out.into()));
+            }
+            if !more {
+                self.wake().await;
             }
         }
     }
 
-    async fn wake(&mut self) -> Wake {
+    /// Writes what there is to tell, at most a batch. Is there more?
+    fn gather(&mut self, out: &mut Vec<u8>) -> Result<bool, ApiError> {
+        if self.initial.len() > 0 {
+            for object in self.initial.by_ref().take(BATCH) {
+                event(out, "ADDED", |out| object.write(out, self.resource, self.shape, object.version));
+            }
+            return Ok(true);
+        }
+        if self.mark_initial {
+            self.mark_initial = false;
+            self.bookmark(out, true);
+            return Ok(true);
+        }
+        let changes = self.shared.read().changes(self.resource, self.seen, BATCH)?;
+        for change in &changes.list {
+            self.tell(out, change);
+        }
+        self.seen = changes.upto;
+        Ok(changes.list.len() == BATCH)
+    }
+
+    /// What is due whether or not there are changes.
+    fn due(&self) -> Option<Due> {
+        let now = Instant::now();
+        // An error means that the server is gone.
+        if self.cuts.has_changed().unwrap_or(true) {
+            Some(Due::Cut)
+        } else if now >= self.deadline {
+            Some(Due::Deadline)
+        } else if self.bookmarks && now >= self.next_bookmark {
+            Some(Due::Bookmark)
+        } else {
+            None
+        }
+    }
+
+    /// Waits until there may be something to tell or due.
+    async fn wake(&mut self) {
+        let sooner = if self.bookmarks { self.deadline.min(self.next_bookmark) } else { self.deadline };
+        let mut cuts = self.cuts.clone();
         tokio::select! {
-            // A cut comes first: what was written after it belongs to the next watch.
-            biased;
-            _ = self.cuts.changed() => Wake::Cut,
-            _ = self.written.changed() => Wake::Written,
-            () = sleep_until(self.deadline) => Wake::Deadline,
-            () = sleep_until(self.next_bookmark), if self.bookmarks => Wake::Bookmark,
+            // On a clone: `due` must still see it.
+            _ = cuts.changed() => {}
+            _ = self.written.changed() => {}
+            () = sleep_until(sooner) => {}
         }
     }
 

@@ -149,6 +149,7 @@ pub(super) fn replace(
     if !metadata.contains_key("name") || differs("name", &key.name) || differs("namespace", &key.namespace) {
         return Err(ApiError::bad_request("the body is of another name than the URL"));
     }
+    current(resource, &old, &body)?;
     same_kind(resource, &body)?;
     let old_value = old.value(resource);
     update(store, resource, &old, &old_value, door, body, ApiError::bad_request)
@@ -170,16 +171,14 @@ pub(super) fn merge(
     let old_value = old.value(resource);
     let mut new = old_value.clone();
     patch::merge(&mut new, body);
-    let metadata = metadata_of(&mut new)?;
+    metadata_of(&mut new)?;
     let differs = |field: &str, is: &str| {
-        metadata.get(field).and_then(Value::as_str).is_some_and(|text| !text.is_empty() && text != is)
+        new["metadata"][field].as_str().is_some_and(|text| !text.is_empty() && text != is)
     };
     if differs("name", &key.name) || differs("namespace", &key.namespace) {
         return Err(ApiError::bad_request("the patch changes the object's name"));
     }
-    if differs("resourceVersion", &old.version.to_string()) {
-        return Err(stale(resource, key));
-    }
+    current(resource, &old, &new)?;
     if differs("uid", &old.uid) {
         return Err(match uid_mismatch {
             409 => ApiError::conflict(resource, &key.name, "the uid is of another object"),
@@ -191,8 +190,18 @@ pub(super) fn merge(
     update(store, resource, &old, &old_value, door, new, unreadable)
 }
 
-fn stale(resource: Resource, key: &Key) -> ApiError {
-    ApiError::conflict(resource, &key.name, "the object has been modified since the version given")
+/// Does the write come of the version there is, if it says so?
+fn current(resource: Resource, old: &Object, new: &Value) -> Result<(), ApiError> {
+    match new["metadata"]["resourceVersion"].as_str() {
+        Some(version) if !version.is_empty() && version != old.version.to_string() => {
+            Err(ApiError::conflict(
+                resource,
+                &old.key.name,
+                "the object has been modified since the version given",
+            ))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn update(
@@ -204,10 +213,6 @@ fn update(
     mut new: Value,
     unreadable: impl Fn(String) -> ApiError,
 ) -> Result<Arc<Object>, ApiError> {
-    let given = new["metadata"]["resourceVersion"].as_str().filter(|version| !version.is_empty());
-    if given.is_some_and(|version| version != old.version.to_string()) {
-        return Err(stale(resource, &old.key));
-    }
     patch::keep(old_value, &mut new, door);
     let typed = |value| validate::typed(resource, stored(resource, value));
     let (old_value, mut new) =
@@ -284,3 +289,7 @@ pub(super) fn put(store: &mut Store, resource: Resource, mut body: Value) -> Res
         }
     }
 }
+
+#[cfg(test)]
+#[path = "writes_tests.rs"]
+mod tests;
