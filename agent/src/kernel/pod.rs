@@ -45,6 +45,15 @@ impl Hook {
     }
 }
 
+/// What a program costs the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgramCost {
+    /// Instructions the verifier walked (Linux 5.16): what loading costs.
+    pub verified: u32,
+    /// Bytes of machine code.
+    pub jitted: u32,
+}
+
 /// Maps that are pinned with the pod. The node's map is opened by its own pin.
 const MAPS: [&str; 6] = ["CONFIG", "COUNTERS", "LISTENERS", "OWN", "INSIDE", "DNS_SLOTS"];
 /// Room for a record: names of Kubernetes are at most 253 bytes each.
@@ -128,6 +137,17 @@ impl PodDir {
         let program = SchedClassifier::from_pin(self.path.join(hook.name()))
             .map_err(KernelError::load("a pinned program"))?;
         Ok(program.info().map_err(KernelError::load("a pinned program"))?.id())
+    }
+
+    /// What the kernel says of a tc program: how much it had to verify, how large it became.
+    pub fn program_cost(&self, hook: Hook) -> Result<ProgramCost, KernelError> {
+        let program = SchedClassifier::from_pin(self.path.join(hook.name()))
+            .map_err(KernelError::load("a pinned program"))?;
+        let info = program.info().map_err(KernelError::load("a pinned program"))?;
+        Ok(ProgramCost {
+            verified: info.verified_instruction_count().unwrap_or_default(),
+            jitted: info.size_jitted(),
+        })
     }
 
     /// Pins the pod's record.
