@@ -105,8 +105,11 @@ fn set_up() -> Result<(Node, String)> {
     let outside = &cluster.world.outside;
     let apps = [&web.host, &db.host, &batch.host, outside].map(|host| App::start(host, APP));
     let apps = apps.into_iter().collect::<Result<Vec<App>>>()?;
-    let options = Options { mesh: Mesh::default(), ..Options::default() };
-    let ztunnel = Ztunnel::start(options)?;
+    // What istiod would tell ztunnel: which addresses are reached by HBONE.
+    let mesh = Mesh::default();
+    [&web, &db].iter().for_each(|pod| mesh.join(&pod.uid, &weir_tests::world::addresses(&pod.host)));
+    let options = Options { mesh, ..Options::default() };
+    let ztunnel = Ztunnel::start_with_agent(options, ZDS_SOCKET.into())?;
     let took = format!("{:.1?}", began.elapsed());
     Ok((Node { cluster, ztunnel, web, db, batch, _apps: apps }, took))
 }

@@ -51,9 +51,13 @@ impl Child {
     /// # Errors
     /// When it cannot be started.
     pub fn start(command: &mut Command) -> Result<Self> {
-        // SAFETY: prctl is async-signal-safe and touches no memory of the parent.
+        // SAFETY: two plain system calls that touch no memory of the parent.
         unsafe {
-            command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?));
+            command.pre_exec(|| {
+                // What the parent blocks for itself is not for the child.
+                nix::sys::signal::SigSet::empty().thread_set_mask()?;
+                Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?)
+            });
         }
         Ok(Self(command.spawn().with_context(|| format!("starting {:?}", command.get_program()))?))
     }

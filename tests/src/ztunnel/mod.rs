@@ -22,6 +22,7 @@
 use std::{
     io,
     os::fd::OwnedFd,
+    path::PathBuf,
     sync::{Arc, Mutex, mpsc},
     thread::JoinHandle,
     time::Duration,
@@ -29,6 +30,7 @@ use std::{
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+mod agent;
 pub mod dns;
 mod log;
 mod mesh;
@@ -81,6 +83,7 @@ impl Default for Options {
 pub struct Ztunnel {
     commands: UnboundedSender<Command>,
     log: Arc<Log>,
+    link: Option<agent::Link>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -113,9 +116,21 @@ impl Ztunnel {
             // With the runtime go all tasks, and with them all sockets.
             runtime.block_on(run(options, Arc::new(Mutex::new(state)), receiver));
         })?;
-        let ztunnel = Self { commands, log, thread: Some(thread) };
+        let ztunnel = Self { commands, log, link: None, thread: Some(thread) };
         start.recv().map_err(|_| io::Error::other("stand-in's thread died"))??;
         Ok(ztunnel)
+    }
+
+    /// Starts a stand-in that serves the pods an agent tells it of, and connects again whenever it has to.
+    pub fn start_with_agent(options: Options, socket: PathBuf) -> io::Result<Self> {
+        let mut ztunnel = Self::start(options)?;
+        ztunnel.link = Some(agent::Link::start(socket, ztunnel.commands.clone())?);
+        Ok(ztunnel)
+    }
+
+    /// What the agent did that would have made a real ztunnel exit or spin. Must be empty.
+    pub fn violations(&self) -> Vec<String> {
+        self.link.as_ref().map(agent::Link::violations).unwrap_or_default()
     }
 
     /// Serves a pod without any agent. Its listeners are up when this returns.
@@ -146,6 +161,7 @@ impl Ztunnel {
     /// As on SIGTERM: leaves the agent, closes the listeners, gives connections until the deadline of
     /// the options. Returns when it is gone.
     pub fn stop_gracefully(mut self) {
+        drop(self.link.take());
         let _ = self.commands.send(Command::Stop);
         self.join();
     }
@@ -172,6 +188,7 @@ impl Ztunnel {
 
 impl Drop for Ztunnel {
     fn drop(&mut self) {
+        drop(self.link.take());
         let _ = self.commands.send(Command::Kill);
         self.join();
     }
