@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -27,6 +27,9 @@ pub const NODE: &str = "node";
 pub const ZDS_SOCKET: &str = "/run/ztunnel/ztunnel.sock";
 /// The label that puts a namespace or a pod into the mesh.
 pub const MODE: &str = "istio.io/dataplane-mode";
+
+/// Ends every wait with an error: the user wants to stop.
+pub static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// The node.
 pub struct Cluster {
@@ -195,6 +198,9 @@ impl Cluster {
     pub fn wait(&self, what: &str, mut done: impl FnMut() -> bool) -> Result<Duration> {
         let began = Instant::now();
         while !done() {
+            if INTERRUPTED.load(Ordering::SeqCst) {
+                bail!("interrupted");
+            }
             if began.elapsed() > Duration::from_secs(10) {
                 bail!("never: {what}; the agent says:\n{}", self.agent_log());
             }

@@ -4,10 +4,7 @@ use std::{
     io::{Read, Write},
     net::SocketAddr,
     process::{Command, ExitCode, Stdio},
-    sync::{
-        atomic::{AtomicBool, Ordering},
-        mpsc,
-    },
+    sync::{atomic::Ordering, mpsc},
     time::{Duration, Instant},
 };
 
@@ -15,13 +12,10 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{SigSet, Signal};
 use weir_tests::{
     app::{App, Client},
-    cluster::{self, Cluster, Pod, ZDS_SOCKET},
+    cluster::{self, Cluster, INTERRUPTED, Pod, ZDS_SOCKET},
     world::{Child, Families, Host},
     ztunnel::{Accepted, Listener, Mesh, Options, Ztunnel},
 };
-
-/// Set by Ctrl-C; every step looks.
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 fn main() -> ExitCode {
     let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM].into_iter().collect();

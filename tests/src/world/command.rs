@@ -51,6 +51,8 @@ impl Child {
     /// # Errors
     /// When it cannot be started.
     pub fn start(command: &mut Command) -> Result<Self> {
+        // Ctrl-C is for the parent, which cleans up in its order.
+        command.process_group(0);
         // SAFETY: two plain system calls that touch no memory of the parent.
         unsafe {
             command.pre_exec(|| {
