@@ -7,7 +7,7 @@ use std::{
     process::{Command, Stdio},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -43,7 +43,6 @@ pub struct Cluster {
     pub kubelet: Cgroup,
     agent: Option<Agent>,
     kubeconfig: PathBuf,
-    uids: AtomicU64,
 }
 
 /// The agent process and what it has said so far.
@@ -76,7 +75,7 @@ impl Cluster {
         let kubeconfig = PathBuf::from("/run/kubeconfig");
         api.write_kubeconfig(&kubeconfig)?;
         let kubelet = Cgroup::new(&format!("{}/kubelet", world.id()))?;
-        Ok(Self { runtime, world, api, kubelet, agent: None, kubeconfig, uids: AtomicU64::new(1) })
+        Ok(Self { runtime, world, api, kubelet, agent: None, kubeconfig })
     }
 
     /// Starts the agent; its log is kept, and shown when something takes too long.
@@ -156,8 +155,9 @@ impl Cluster {
     /// When the kernel refuses any part.
     pub fn pod(&self, namespace: &str, name: &str, families: Families) -> Result<Pod> {
         let host = self.world.pod(name, families)?;
-        let number = self.uids.fetch_add(1, Ordering::Relaxed);
-        let uid = format!("{:08x}-0000-4000-8000-{number:012x}", std::process::id());
+        // Every agent of the machine looks into the same /proc: no two worlds may share a UID.
+        let random = rand::random::<u128>();
+        let uid = format!("{:08x}-0000-4000-8000-{:012x}", random >> 96, random & 0xffff_ffff_ffff);
         let cgroup = Cgroup::new(&format!("{}/kubepods/pod{uid}/main", self.world.id()))?;
         let mut command = Command::new(gear()?);
         let process = Child::start_in(&host, command.arg("pause").stdin(Stdio::piped()))?;

@@ -36,7 +36,7 @@ pub struct AgentArgs {
     #[arg(long, env = "EXCLUDE_NAMESPACES")]
     exclude_namespaces: Option<String>,
     /// Which pods are in the mesh, as YAML.
-    #[arg(long, env = "AMBIENT_ENABLEMENT_SELECTOR", value_name = "YAML")]
+    #[arg(long, env = "AMBIENT_ENABLEMENT_SELECTOR", value_name = "YAML", allow_hyphen_values = true)]
     enablement_selectors: Option<String>,
     /// Whether DNS is captured.
     #[arg(long, env = "AMBIENT_DNS_CAPTURE", value_name = "BOOL")]
