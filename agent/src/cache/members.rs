@@ -337,7 +337,7 @@ impl Session {
 
     /// The next thing to tell this ztunnel. After [`Next::Send`] call [`Session::answered`] before asking
     /// again.
-    pub fn next(&mut self) -> Next {
+    pub fn next_step(&mut self) -> Next {
         // Seen before looked at: a change in between wakes us once too often, never once too seldom.
         self.work.mark_unchanged();
         let mut inner = self.members.inner();
@@ -347,7 +347,7 @@ impl Session {
         view.next(roster, newest, Instant::now())
     }
 
-    /// Takes ztunnel's answer to what [`Session::next`] said last. Only an Add may be refused.
+    /// Takes ztunnel's answer to what [`Session::next_step`] said last. Only an Add may be refused.
     pub fn answered(&mut self, answer: Result<(), String>) -> Result<(), UnexpectedNack> {
         let mut inner = self.members.inner();
         let retry = Instant::now() + self.members.shared.nack_backoff;

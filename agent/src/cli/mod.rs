@@ -27,7 +27,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Enrols the pods of this node: watches the API server, serves ztunnel.
-    Agent(crate::node::AgentArgs),
+    Agent(Box<crate::node::AgentArgs>),
     /// The data path of one namespace by hand, without Kubernetes.
     Redirect(redirect::RedirectArgs),
     /// The pods of this node, from what is pinned; needs no agent.
@@ -59,7 +59,7 @@ impl Paths {
 pub fn run() -> ExitCode {
     let cli = Cli::parse();
     let (command, result) = match cli.command {
-        Command::Agent(args) => ("agent", crate::node::run(args)),
+        Command::Agent(args) => ("agent", crate::node::run(*args)),
         Command::Redirect(args) => ("redirect", redirect::run(&args)),
         Command::Status(args) => ("status", status::run(&args)),
     };

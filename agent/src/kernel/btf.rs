@@ -83,10 +83,11 @@ impl Btf {
     pub fn offset(&self, structure: &str, member: &str) -> Result<u32, KernelError> {
         for (index, &start) in self.starts.iter().enumerate() {
             let kind = word(&self.types, start + 4)? >> 24 & 0x1f;
-            if kind == KIND_STRUCT && self.string(word(&self.types, start)?) == structure.as_bytes() {
-                if let Some(bits) = self.find(index as u32 + 1, member)? {
-                    return Ok(bits / 8);
-                }
+            if kind == KIND_STRUCT
+                && self.string(word(&self.types, start)?) == structure.as_bytes()
+                && let Some(bits) = self.find(index as u32 + 1, member)?
+            {
+                return Ok(bits / 8);
             }
         }
         Err(KernelError::Btf(format!("struct {structure} has no member {member}")))
@@ -98,10 +99,10 @@ impl Btf {
             if found == name.as_bytes() {
                 return Ok(Some(member.bits));
             }
-            if found.is_empty() {
-                if let Some(inner) = self.find(member.type_id, name)? {
-                    return Ok(Some(member.bits + inner));
-                }
+            if found.is_empty()
+                && let Some(inner) = self.find(member.type_id, name)?
+            {
+                return Ok(Some(member.bits + inner));
             }
         }
         Ok(None)

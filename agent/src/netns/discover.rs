@@ -39,11 +39,14 @@ struct Candidate {
     pid: u32,
 }
 
+/// Processes of all pods, by UID, oldest first.
+type Scan = HashMap<String, Vec<Candidate>>;
+
 /// Looks pods up in a proc mount. One scan serves every pod that is asked for shortly after.
 pub struct Discovery {
     proc: PathBuf,
     host: Netns,
-    scan: Mutex<Option<(Instant, HashMap<String, Vec<Candidate>>)>>,
+    scan: Mutex<Option<(Instant, Scan)>>,
 }
 
 /// How long a scan is good for.
@@ -115,8 +118,8 @@ impl Discovery {
 }
 
 /// Processes of all pods, oldest first. What vanishes meanwhile is left out.
-fn scan_proc(proc: &Path) -> HashMap<String, Vec<Candidate>> {
-    let mut pods: HashMap<String, Vec<Candidate>> = HashMap::new();
+fn scan_proc(proc: &Path) -> Scan {
+    let mut pods = Scan::new();
     let Ok(entries) = fs::read_dir(proc) else { return pods };
     for entry in entries.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {

@@ -162,10 +162,10 @@ impl NetlinkDeserializable for Diag {
         let mut rest = &payload[ANSWER..];
         while let [l0, l1, t0, t1, ..] = *rest {
             let length = usize::from(u16::from_ne_bytes([l0, l1]));
-            if u16::from_ne_bytes([t0, t1]) == INET_DIAG_MARK {
-                if let Some([a, b, c, d]) = rest.get(4..8) {
-                    mark = u32::from_ne_bytes([*a, *b, *c, *d]);
-                }
+            if u16::from_ne_bytes([t0, t1]) == INET_DIAG_MARK
+                && let Some([a, b, c, d]) = rest.get(4..8)
+            {
+                mark = u32::from_ne_bytes([*a, *b, *c, *d]);
             }
             rest = rest.get(length.max(4).next_multiple_of(4)..).unwrap_or_default();
         }

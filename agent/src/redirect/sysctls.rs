@@ -64,10 +64,10 @@ pub fn restore(proc: &Path, saved: &Saved) -> Result<(), RedirectError> {
 pub fn missing(proc: &Path, shape: &Shape) -> Result<Vec<String>, RedirectError> {
     let mut missing = Vec::new();
     for (name, value) in wanted(shape) {
-        if let Some(now) = sysctl::read(proc, name)? {
-            if now != value {
-                missing.push(format!("sysctl {name} is {now}, not {value}"));
-            }
+        if let Some(now) = sysctl::read(proc, name)?
+            && now != value
+        {
+            missing.push(format!("sysctl {name} is {now}, not {value}"));
         }
     }
     Ok(missing)

@@ -115,7 +115,7 @@ async fn follow(
 ) -> Result<Infallible, SessionError> {
     let (started, mut named) = (Instant::now(), 0);
     loop {
-        match session.next() {
+        match session.next_step() {
             Next::Send(action) => {
                 let answer = line.exchange_counted(&action, timeouts.answer, counters).await?;
                 if let (Action::Add { uid, .. }, Err(text)) = (&action, &answer) {

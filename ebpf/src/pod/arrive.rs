@@ -20,10 +20,10 @@ pub fn arrive(packet: Packet) -> i32 {
     if packet.is_plain_segment(false) {
         return PASS;
     }
-    if let Network::Transport(transport) = packet.network_header() {
-        if transport.protocol == TCP {
-            connection(&packet, &transport, rerouted);
-        }
+    if let Network::Transport(transport) = packet.network_header()
+        && transport.protocol == TCP
+    {
+        connection(&packet, &transport, rerouted);
     }
     PASS
 }

@@ -32,10 +32,10 @@ pub fn local(packet: Packet) -> i32 {
         return PASS;
     }
     let Some(tuple) = packet.ports(&transport) else { return PASS };
-    if flags.has(PodFlags::DNS) {
-        if let Some(verdict) = dns::rewrite(&packet, &transport, &tuple, marked) {
-            return verdict;
-        }
+    if flags.has(PodFlags::DNS)
+        && let Some(verdict) = dns::rewrite(&packet, &transport, &tuple, marked)
+    {
+        return verdict;
     }
     if transport.protocol != TCP {
         return PASS;

@@ -9,7 +9,7 @@ use weir_common::{Addr, Family, Tuple, is_marked};
 /// tc verdict: go on, also to the filters of others.
 pub const PASS: i32 = TC_ACT_UNSPEC;
 /// tc verdict: drop.
-pub const DROP: i32 = TC_ACT_SHOT as i32;
+pub const DROP: i32 = TC_ACT_SHOT;
 
 /// IP protocol numbers.
 pub const TCP: u8 = 6;
