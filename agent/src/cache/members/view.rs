@@ -157,7 +157,7 @@ impl View {
     /// Whether ztunnel may be serving the pod. Before its snapshot it may be serving anything, from an
     /// earlier connection.
     pub(super) fn may_hold(&self, uid: &PodUid) -> bool {
-        self.told.contains_key(uid)
+        !self.snapshot_done || self.told.contains_key(uid)
     }
 
     pub(super) fn next(&mut self, roster: &Roster, newest: bool, now: Instant) -> Next {
@@ -224,7 +224,7 @@ impl View {
         match told {
             Some(t) if t.generation < member.info_since => return Some(Action::Del(uid.clone())),
             // An Add would replace it, but that is for the newest.
-            Some(t) if newest && moved(t) && false => return Some(Action::Del(uid.clone())),
+            Some(t) if !newest && moved(t) => return Some(Action::Del(uid.clone())),
             _ => {}
         }
         let netns = netns.filter(|_| newest)?;
