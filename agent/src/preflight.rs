@@ -96,7 +96,7 @@ mod tests {
         for (_, name, _) in CAPABILITIES {
             assert!(none.contains(name), "{none}");
         }
-        let one = capabilities(&format!("CapEff:\t{:016x}\n", !(1 << 39))).unwrap_err().to_string();
+        let one = capabilities(&format!("CapEff:\t{:016x}\n", !(1_u64 << 39))).unwrap_err().to_string();
         assert!(one.contains("CAP_BPF") && !one.contains("CAP_NET_ADMIN"), "{one}");
         assert!(capabilities("").is_err());
     }
