@@ -11,8 +11,8 @@ mod tuple;
 
 pub use counters::{Counter, Counters, Family};
 pub use pod::{
-    DnsSlot, DnsSlotKey, KernelOffsets, MAX_REROUTE, NodeConfig, PodConfig, PodFlags, SocketNote,
-    SocketVerdict,
+    DnsSlot, DnsSlotKey, ExcludedPort, KernelOffsets, MAX_REROUTE, NodeConfig, PodConfig, PodFlags,
+    SocketNote, SocketVerdict,
 };
 pub use tuple::{Addr, Tuple};
 

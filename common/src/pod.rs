@@ -21,6 +21,10 @@ impl PodFlags {
     pub const DNS: Self = Self(1 << 3);
     /// Nothing leaves the pod without ztunnel's mark.
     pub const GUARD: Self = Self(1 << 4);
+    /// Some ports of the pod are reached directly.
+    pub const EXCLUDE_INBOUND: Self = Self(1 << 5);
+    /// Some remote ports or networks are reached directly.
+    pub const EXCLUDE_OUTBOUND: Self = Self(1 << 6);
 
     /// True when all of `other`'s bits are set.
     #[inline(always)]
@@ -52,6 +56,16 @@ pub struct PodConfig {
     pub arrive_mark: u32,
     /// Interfaces whose arriving TCP is the pod's own outbound traffic; zeros at the end.
     pub reroute_ifindex: [u32; MAX_REROUTE],
+}
+
+/// Key of the map of excluded ports.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExcludedPort {
+    /// Network order.
+    pub port: u16,
+    /// 1 for remote ports, 0 for the pod's own.
+    pub outbound: u16,
 }
 
 /// The one entry of the node's configuration map.
@@ -133,13 +147,16 @@ pub struct SocketNote {
 
 const _: () = assert!(size_of::<PodConfig>() == 8 + 4 * MAX_REROUTE);
 const _: () = assert!(size_of::<NodeConfig>() == 8 && size_of::<KernelOffsets>() == 20);
+const _: () = assert!(size_of::<ExcludedPort>() == 4);
 const _: () = assert!(size_of::<DnsSlotKey>() == 4 && size_of::<DnsSlot>() == 48);
 const _: () = assert!(size_of::<SocketNote>() == 8);
 
 #[cfg(feature = "user")]
 mod user {
-    use super::{DnsSlot, DnsSlotKey, KernelOffsets, NodeConfig, PodConfig};
+    use super::{DnsSlot, DnsSlotKey, ExcludedPort, KernelOffsets, NodeConfig, PodConfig};
 
+    // SAFETY: two half words, no padding, every bit pattern is valid.
+    unsafe impl aya::Pod for ExcludedPort {}
     // SAFETY: words only, no padding, every bit pattern is valid.
     unsafe impl aya::Pod for KernelOffsets {}
     // SAFETY: words only, no padding, every bit pattern is valid.

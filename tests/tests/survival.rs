@@ -70,8 +70,8 @@ fn old_connections_go_on_and_captured_ones_end() {
             Client::connect(&f.pod, outside.addr(v6, WEB)).unwrap(),
             Client::connect(outside, f.pod.addr(v6, APP)).unwrap(),
         ];
-        let adopted = f.node.capture(&f.pod).unwrap();
-        assert!(adopted.adopted >= 2, "{adopted:?}");
+        let counted = f.node.capture(&f.pod).unwrap();
+        assert!(counted.left >= 2, "{counted:?}");
         let mut captured = [
             Client::connect(&f.pod, outside.addr(v6, WEB)).unwrap(),
             Client::connect(outside, f.pod.addr(v6, APP)).unwrap(),

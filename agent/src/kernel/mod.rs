@@ -7,7 +7,7 @@ mod pod;
 
 pub use node::{Adopted, NodeObjects};
 pub use object::{ObjectError, Objects};
-pub use pod::{Hook, PodDir, PodPrograms, ProgramCost, raw_fd};
+pub use pod::{Hook, OldConnections, PodDir, PodPrograms, ProgramCost, raw_fd};
 
 use std::{io, path::PathBuf};
 

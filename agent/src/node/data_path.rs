@@ -7,6 +7,7 @@ use weir_common::PodFlags;
 
 use crate::{
     domain::{
+        overrides::{Defaults, Overrides},
         reason::{Failure, Reason},
         workload::{Pod, PodUid},
     },
@@ -30,12 +31,19 @@ pub struct NodeDataPath {
 struct Parts {
     redirector: Redirector,
     discovery: Discovery,
+    defaults: Defaults,
+}
+
+impl Parts {
+    fn overrides(&self, pod: &Pod) -> Overrides {
+        Overrides::read(&pod.annotations, self.defaults).0
+    }
 }
 
 impl NodeDataPath {
     /// Over these.
-    pub fn new(redirector: Redirector, discovery: Discovery) -> Self {
-        Self { parts: Arc::new(Parts { redirector, discovery }) }
+    pub fn new(redirector: Redirector, discovery: Discovery, defaults: Defaults) -> Self {
+        Self { parts: Arc::new(Parts { redirector, discovery, defaults }) }
     }
 
     async fn run<T: Send + 'static>(
@@ -98,18 +106,20 @@ impl DataPath for NodeDataPath {
         .await
     }
 
-    async fn switch_on(&self, _: &Arc<Pod>, netns: &Fd) -> Result<SwitchedOn, Failure> {
-        let fd = Arc::clone(netns);
+    async fn switch_on(&self, pod: &Arc<Pod>, netns: &Fd) -> Result<SwitchedOn, Failure> {
+        let (fd, pod) = (Arc::clone(netns), Arc::clone(pod));
         self.run(Reason::SwitchOnFailed, move |parts| {
-            let adopted = parts.redirector.switch_on(&open(&fd)?)?;
-            Ok(SwitchedOn { old_connections: adopted.adopted })
+            let old = parts.redirector.switch_on(&open(&fd)?, &parts.overrides(&pod))?;
+            Ok(SwitchedOn { old_connections: usize::try_from(old.left).unwrap_or(usize::MAX) })
         })
         .await
     }
 
-    async fn verify(&self, _: &Arc<Pod>, netns: &Fd) -> Result<(), Vec<String>> {
-        let fd = Arc::clone(netns);
-        let missing = self.run(Reason::VerifyFailed, move |parts| parts.redirector.verify(&open(&fd)?));
+    async fn verify(&self, pod: &Arc<Pod>, netns: &Fd) -> Result<(), Vec<String>> {
+        let (fd, pod) = (Arc::clone(netns), Arc::clone(pod));
+        let missing = self.run(Reason::VerifyFailed, move |parts| {
+            parts.redirector.verify(&open(&fd)?, &parts.overrides(&pod))
+        });
         match missing.await {
             Ok(missing) if missing.is_empty() => Ok(()),
             Ok(missing) => Err(missing),

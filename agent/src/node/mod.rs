@@ -20,7 +20,7 @@ use tracing::{info, warn};
 
 use crate::{
     cache::{members::Members, pods::Pods},
-    domain::config::AgentConfig,
+    domain::{config::AgentConfig, overrides::Defaults},
     kernel::Objects,
     kube::{annotate::Patcher, client, events},
     netns::{Netns, discover::Discovery},
@@ -55,8 +55,9 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
     let server = Server::bind(args.zds(), members.clone())?;
     let client = client::connect(args.kubeconfig.as_deref()).await?;
     let data_path = {
-        let (args, dns) = (args.clone(), config.dns_capture);
-        tokio::task::spawn_blocking(move || open(&args, dns)).await??
+        let args = args.clone();
+        let defaults = Defaults { dns: config.dns_capture, ..Defaults::default() };
+        tokio::task::spawn_blocking(move || open(&args, defaults)).await??
     };
     info!(node = config.node_name, "data path ready");
 
@@ -82,9 +83,9 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
 }
 
 /// Everything that touches the kernel at start.
-fn open(args: &AgentArgs, dns: bool) -> Result<data_path::NodeDataPath> {
+fn open(args: &AgentArgs, defaults: Defaults) -> Result<data_path::NodeDataPath> {
     let host = Netns::open(&args.paths.host_netns()).context("the host's network namespace")?;
-    let settings = Settings { root: args.paths.bpffs.clone(), proc: args.paths.proc.clone(), dns };
+    let settings = Settings { root: args.paths.bpffs.clone(), proc: args.paths.proc.clone() };
     let redirector = Redirector::open(settings, &Objects::get()?)?;
     match args.kubelet_cgroup.clone().map_or_else(|| kubelet::cgroup(&args.paths.proc), Ok) {
         Ok(cgroup) => {
@@ -94,7 +95,7 @@ fn open(args: &AgentArgs, dns: bool) -> Result<data_path::NodeDataPath> {
         Err(error) => warn!(%error, "the kubelet's probes go through ztunnel"),
     }
     let discovery = Discovery::new(args.paths.proc.clone(), host);
-    Ok(data_path::NodeDataPath::new(redirector, discovery))
+    Ok(data_path::NodeDataPath::new(redirector, discovery, defaults))
 }
 
 async fn terminated() -> Result<()> {
