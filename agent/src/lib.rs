@@ -11,4 +11,6 @@
 //! | ground | [`kernel`], [`netns`] |
 //! | domain | [`domain`]: no I/O, no unsafe, no Kubernetes client |
 
+pub mod cache;
 pub mod domain;
+pub mod zds;

@@ -1,0 +1,5 @@
+//! The socket ztunnel connects to.
+
+#![forbid(unsafe_code)]
+
+pub mod codec;
