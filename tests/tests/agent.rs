@@ -41,8 +41,8 @@ impl Fixture {
     }
 
     fn start_ztunnel(&mut self) {
-        let options = Options { mesh: self.mesh.clone(), ..Options::default() };
-        self.ztunnel = Some(Ztunnel::start_with_agent(options, ZDS_SOCKET.into()).unwrap());
+        let options = Options { mesh: self.mesh.clone(), zds: Some(ZDS_SOCKET.into()), ..Options::default() };
+        self.ztunnel = Some(Ztunnel::start(options).unwrap());
     }
 
     /// A running pod with an app on its port.

@@ -154,9 +154,7 @@ impl Members {
         info: WorkloadInfo,
         netns: Option<Arc<OwnedFd>>,
     ) -> Result<u64, PublishError> {
-        let add = Request::Add { uid, info };
-        let len = add.encoded_len();
-        let Request::Add { uid, info } = add else { unreachable!("made above") };
+        let len = Request::Add { uid: uid.clone(), info: info.clone() }.encoded_len();
         if len > MAX_REQUEST {
             return Err(PublishError::TooLong(len));
         }
