@@ -24,6 +24,11 @@ pub const MARK_MASK: u32 = 0xfff;
 /// going straight out, and can be told from ztunnel's own.
 pub const OLD_MARK: u32 = 0x1000_0539;
 
+/// Mark of what ztunnel sends to the app, once it is on `lo`. The app's accepted socket inherits it
+/// (`tcp_fwmark_accept`), so that its replies go back to ztunnel even where the pod's own connections to the same
+/// peer would go directly. Does not match [`ZTUNNEL_MARK`].
+pub const INSIDE_MARK: u32 = 0x2000_0000;
+
 /// True for a mark that goes straight out: ztunnel's, or an old connection's.
 #[inline(always)]
 pub const fn is_marked(mark: u32) -> bool {

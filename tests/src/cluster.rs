@@ -83,7 +83,16 @@ impl Cluster {
     /// # Errors
     /// When there is no such program.
     pub fn start_agent(&mut self) -> Result<()> {
-        let mut child = Child::start(self.agent_command()?.stderr(Stdio::piped()).stdin(Stdio::null()))?;
+        self.start_agent_with(&[])
+    }
+
+    /// The same with more flags.
+    ///
+    /// # Errors
+    /// When there is no such program.
+    pub fn start_agent_with(&mut self, flags: &[&str]) -> Result<()> {
+        let mut command = self.agent_command()?;
+        let mut child = Child::start(command.args(flags).stderr(Stdio::piped()).stdin(Stdio::null()))?;
         let log = Arc::new(Mutex::new(String::new()));
         let (lines, kept) = (BufReader::new(child.stderr().context("a pipe")?).lines(), log.clone());
         std::thread::spawn(move || {

@@ -15,7 +15,7 @@ use aya::{
 };
 use weir_common::{NodeConfig, SocketNote, SocketVerdict};
 
-use super::{KernelError, Objects, btf::Btf};
+use super::{KernelError, Objects, btf::Btf, pod::remove_file};
 use crate::netns::Netns;
 
 /// Loaded once per node.
@@ -86,6 +86,11 @@ impl NodeObjects {
         link.pin(&new).map_err(KernelError::load("probe's pin"))?;
         let _ = fs::remove_file(&pin);
         fs::rename(&new, &pin).map_err(KernelError::pin("renaming", &new))
+    }
+
+    /// Exempts nobody any more; what was exempt and is open stays so until it is closed.
+    pub fn detach_probe(&self) -> Result<(), KernelError> {
+        remove_file(&self.dir.join("probe_link"))
     }
 
     /// First pass, before the rules: marks every connection of the namespace.

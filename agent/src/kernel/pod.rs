@@ -5,6 +5,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
     sync::Mutex,
+    time::Duration,
 };
 
 use aya::{
@@ -15,6 +16,7 @@ use aya::{
         links::{FdLink, PinnedLink},
     },
 };
+use nix::time::{ClockId, clock_gettime};
 use weir_common::{Addr, Counters, ExcludedPort, PodConfig};
 
 use super::{KernelError, Objects};
@@ -48,6 +50,8 @@ impl Hook {
 /// Connections older than the enrolment, IPv4 and IPv6.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OldConnections {
+    /// Since when the pod is captured, on CLOCK_BOOTTIME; zero before that.
+    pub captured_at: Duration,
     /// Found at enrolment.
     pub adopted: [u64; 2],
     /// Ended by their deadline.
@@ -161,19 +165,28 @@ impl PodDir {
 
     /// How many connections were older than the enrolment, and were ended for it.
     pub fn old_connections(&self) -> Result<OldConnections, KernelError> {
-        let [a4, a6, e4, e6] = self.old_map()?.get(&0, 0).map_err(KernelError::load("OLD"))?;
-        Ok(OldConnections { adopted: [a4, a6], expired: [e4, e6], left: 0 })
+        let [a4, a6, e4, e6, at] = self.old_map()?.get(&0, 0).map_err(KernelError::load("OLD"))?;
+        let captured_at = Duration::from_millis(at);
+        Ok(OldConnections { captured_at, adopted: [a4, a6], expired: [e4, e6], left: 0 })
     }
 
-    /// Adds to them. Only the agent writes here, one step of a pod at a time.
-    pub fn count_old(&self, adopted: [u64; 2], expired: [u64; 2]) -> Result<(), KernelError> {
+    /// Notes that the pod is captured from now on, and how many connections are older than that.
+    pub fn captured_now(&self, adopted: [u64; 2]) -> Result<(), KernelError> {
+        let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default();
         let mut map = self.old_map()?;
-        let [a4, a6, e4, e6] = map.get(&0, 0).map_err(KernelError::load("OLD"))?;
-        let sum = [a4 + adopted[0], a6 + adopted[1], e4 + expired[0], e6 + expired[1]];
-        map.set(0, sum, 0).map_err(KernelError::load("OLD"))
+        let [a4, a6, e4, e6, _] = map.get(&0, 0).map_err(KernelError::load("OLD"))?;
+        let at = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        map.set(0, [a4 + adopted[0], a6 + adopted[1], e4, e6, at], 0).map_err(KernelError::load("OLD"))
     }
 
-    fn old_map(&self) -> Result<Array<MapData, [u64; 4]>, KernelError> {
+    /// Counts connections that were ended. Only the agent writes here, one step of a pod at a time.
+    pub fn count_expired(&self, expired: [u64; 2]) -> Result<(), KernelError> {
+        let mut map = self.old_map()?;
+        let [a4, a6, e4, e6, at] = map.get(&0, 0).map_err(KernelError::load("OLD"))?;
+        map.set(0, [a4, a6, e4 + expired[0], e6 + expired[1], at], 0).map_err(KernelError::load("OLD"))
+    }
+
+    fn old_map(&self) -> Result<Array<MapData, [u64; 5]>, KernelError> {
         Array::try_from(Map::Array(self.map("OLD")?)).map_err(KernelError::load("OLD"))
     }
 
@@ -200,7 +213,7 @@ impl PodDir {
             Array::create(1, 0).map_err(KernelError::load("the pod's record"))?;
         map.set(0, bytes, 0).map_err(KernelError::load("the pod's record"))?;
         map.pin(self.path.join("RECORD")).map_err(KernelError::load("the pod's record"))?;
-        let old: Array<MapData, [u64; 4]> = Array::create(1, 0).map_err(KernelError::load("OLD"))?;
+        let old: Array<MapData, [u64; 5]> = Array::create(1, 0).map_err(KernelError::load("OLD"))?;
         old.pin(self.path.join("OLD")).map_err(KernelError::load("OLD"))
     }
 
@@ -251,6 +264,20 @@ impl PodDir {
     /// Makes the map of excluded ports say exactly this.
     pub fn set_excluded_ports(&self, ports: &[ExcludedPort]) -> Result<(), KernelError> {
         self.set_members("PORTS", ports)
+    }
+
+    /// The map of excluded ports.
+    pub fn excluded_ports(&self) -> Result<Vec<ExcludedPort>, KernelError> {
+        let map = Map::HashMap(self.map("PORTS")?);
+        let map: HashMap<_, ExcludedPort, u8> = HashMap::try_from(map).map_err(KernelError::load("PORTS"))?;
+        Ok(map.keys().flatten().collect())
+    }
+
+    /// The map of excluded networks.
+    pub fn excluded_networks(&self) -> Result<Vec<(Addr, u32)>, KernelError> {
+        let map = Map::LpmTrie(self.map("CIDRS")?);
+        let map: LpmTrie<_, Addr, u8> = LpmTrie::try_from(map).map_err(KernelError::load("CIDRS"))?;
+        Ok(map.keys().flatten().map(|key| (key.data(), key.prefix_len())).collect())
     }
 
     /// Makes the map of excluded networks say exactly this; prefixes count in mapped addresses.
@@ -317,7 +344,7 @@ pub fn raw_fd(fd: &ProgramFd) -> u32 {
     fd.as_fd().as_raw_fd().cast_unsigned()
 }
 
-fn remove_file(path: &Path) -> Result<(), KernelError> {
+pub(super) fn remove_file(path: &Path) -> Result<(), KernelError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(KernelError::pin("removing", path)(error))

@@ -3,8 +3,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tracing::warn;
 use weir_common::PodFlags;
 
+use super::tracked::Tracked;
 use crate::{
     domain::{
         overrides::{Defaults, Overrides},
@@ -29,9 +31,10 @@ pub struct NodeDataPath {
 }
 
 struct Parts {
-    redirector: Redirector,
+    redirector: Arc<Redirector>,
     discovery: Discovery,
     defaults: Defaults,
+    tracked: Tracked,
 }
 
 impl Parts {
@@ -42,8 +45,13 @@ impl Parts {
 
 impl NodeDataPath {
     /// Over these.
-    pub fn new(redirector: Redirector, discovery: Discovery, defaults: Defaults) -> Self {
-        Self { parts: Arc::new(Parts { redirector, discovery, defaults }) }
+    pub fn new(
+        redirector: Arc<Redirector>,
+        discovery: Discovery,
+        defaults: Defaults,
+        tracked: Tracked,
+    ) -> Self {
+        Self { parts: Arc::new(Parts { redirector, discovery, defaults, tracked }) }
     }
 
     async fn run<T: Send + 'static>(
@@ -98,6 +106,9 @@ impl DataPath for NodeDataPath {
 
     async fn prepare(&self, pod: &Arc<Pod>, netns: &Fd) -> Result<(), Failure> {
         let (owner, fd) = (owner(pod), Arc::clone(netns));
+        for bad in Overrides::read(&pod.annotations, self.parts.defaults).1 {
+            warn!(pod = format!("{}/{}", pod.info.namespace, pod.info.name), uid = %pod.uid, "{bad}");
+        }
         self.run(Reason::PrepareFailed, move |parts| {
             let netns = open(&fd)?;
             parts.redirector.forget(&owner.uid, Some(netns.cookie()))?;
@@ -117,8 +128,15 @@ impl DataPath for NodeDataPath {
 
     async fn verify(&self, pod: &Arc<Pod>, netns: &Fd) -> Result<(), Vec<String>> {
         let (fd, pod) = (Arc::clone(netns), Arc::clone(pod));
+        let (runtime, tracked) = (tokio::runtime::Handle::current(), Arc::clone(&pod));
         let missing = self.run(Reason::VerifyFailed, move |parts| {
-            parts.redirector.verify(&open(&fd)?, &parts.overrides(&pod))
+            let (netns, overrides) = (open(&fd)?, parts.overrides(&tracked));
+            // Before the look: what changes after it is heard.
+            let _runtime = runtime.enter();
+            let captured_at = parts.redirector.old_connections(&netns)?.captured_at;
+            let name = format!("{}/{}", tracked.info.namespace, tracked.info.name);
+            parts.tracked.add(&tracked.uid, name, netns.clone(), captured_at, overrides.existing);
+            parts.redirector.verify(&netns, &overrides)
         });
         match missing.await {
             Ok(missing) if missing.is_empty() => Ok(()),
@@ -132,12 +150,14 @@ impl DataPath for NodeDataPath {
         self.run(Reason::DrainFailed, move |parts| parts.redirector.drain(&open(&fd)?, GRACE)).await
     }
 
-    async fn switch_off(&self, _: &Arc<Pod>, netns: &Fd) -> Result<(), Failure> {
+    async fn switch_off(&self, pod: &Arc<Pod>, netns: &Fd) -> Result<(), Failure> {
+        self.parts.tracked.remove(&pod.uid);
         let fd = Arc::clone(netns);
         self.run(Reason::SwitchOffFailed, move |parts| parts.redirector.switch_off(&open(&fd)?)).await
     }
 
     async fn forget(&self, uid: &PodUid) -> Result<(), Failure> {
+        self.parts.tracked.remove(uid);
         let uid = uid.clone();
         self.run(Reason::ForgetFailed, move |parts| parts.redirector.forget(&uid, None)).await
     }

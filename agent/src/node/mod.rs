@@ -6,17 +6,20 @@
 mod args;
 mod data_path;
 mod kubelet;
+mod tracked;
 mod ztunnel;
 
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 pub use args::AgentArgs;
+use data_path::NodeDataPath;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
 };
-use tracing::{info, warn};
+use tracing::info;
+use tracked::Tracked;
 
 use crate::{
     cache::{members::Members, pods::Pods},
@@ -54,11 +57,16 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
     let members = Members::new(args.nack_backoff());
     let server = Server::bind(args.zds(), members.clone())?;
     let client = client::connect(args.kubeconfig.as_deref()).await?;
-    let data_path = {
+    let (changed, mut changes) = mpsc::unbounded_channel();
+    let tracked = Tracked::new(changed);
+    let (redirector, discovery) = {
         let args = args.clone();
-        let defaults = Defaults { dns: config.dns_capture, ..Defaults::default() };
-        tokio::task::spawn_blocking(move || open(&args, defaults)).await??
+        tokio::task::spawn_blocking(move || open(&args)).await??
     };
+    let redirector = Arc::new(redirector);
+    tokio::spawn(tracked.clone().watch_deadlines(redirector.clone()));
+    let defaults = Defaults { dns: config.dns_capture, existing: args.existing()? };
+    let data_path = NodeDataPath::new(redirector.clone(), discovery, defaults, tracked);
     info!(node = config.node_name, "data path ready");
 
     let cache = Arc::new(Pods::new(config.policy()));
@@ -73,7 +81,13 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
     reconciler.recover().await;
     members.set_complete();
     let handle = reconciler.handle();
-    tokio::spawn(ztunnel::retry_on_arrival(members, handle));
+    tokio::spawn(ztunnel::retry_on_arrival(members, handle.clone()));
+    tokio::spawn(async move {
+        while let Some(uid) = changes.recv().await {
+            handle.recheck([uid]);
+        }
+    });
+    tokio::spawn(kubelet::keep_exempt(redirector, args.probes()?, args.paths.clone()));
     tokio::select! {
         () = server.run() => {}
         () = reconciler.run() => {}
@@ -83,19 +97,11 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
 }
 
 /// Everything that touches the kernel at start.
-fn open(args: &AgentArgs, defaults: Defaults) -> Result<data_path::NodeDataPath> {
+fn open(args: &AgentArgs) -> Result<(Redirector, Discovery)> {
     let host = Netns::open(&args.paths.host_netns()).context("the host's network namespace")?;
     let settings = Settings { root: args.paths.bpffs.clone(), proc: args.paths.proc.clone() };
     let redirector = Redirector::open(settings, &Objects::get()?)?;
-    match args.kubelet_cgroup.clone().map_or_else(|| kubelet::cgroup(&args.paths.proc), Ok) {
-        Ok(cgroup) => {
-            redirector.exempt(&cgroup, &host).context("exempting the kubelet's probes")?;
-            info!(cgroup = %cgroup.display(), "the kubelet's probes are exempt");
-        }
-        Err(error) => warn!(%error, "the kubelet's probes go through ztunnel"),
-    }
-    let discovery = Discovery::new(args.paths.proc.clone(), host);
-    Ok(data_path::NodeDataPath::new(redirector, discovery, defaults))
+    Ok((redirector, Discovery::new(args.paths.proc.clone(), host)))
 }
 
 async fn terminated() -> Result<()> {

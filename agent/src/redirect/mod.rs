@@ -12,6 +12,7 @@
 
 mod connections;
 mod error;
+mod exclusions;
 mod filters;
 mod pinned;
 mod routing;
@@ -27,10 +28,11 @@ use std::{
 
 pub use error::RedirectError;
 use error::directory;
+use exclusions::Exclusions;
 pub use pinned::{Pinned, pinned};
 pub use routing::{RULE_BASE, TABLE};
 pub use shape::Shape;
-use weir_common::{Addr, ExcludedPort, OLD_MARK, PodConfig, PodFlags, ZTUNNEL_MARK};
+use weir_common::{OLD_MARK, PodConfig, PodFlags, ZTUNNEL_MARK};
 
 use crate::{
     domain::{
@@ -86,20 +88,6 @@ fn captured(shape: &Shape, overrides: &Overrides) -> PodConfig {
     PodConfig { flags, arrive_mark: ZTUNNEL_MARK, reroute_ifindex: shape.indices(&overrides.reroute) }
 }
 
-fn excluded_ports(overrides: &Overrides) -> Vec<ExcludedPort> {
-    let port = |outbound| move |port: &u16| ExcludedPort { port: port.to_be(), outbound };
-    let inbound = overrides.exclude_inbound_ports.iter().map(port(0));
-    inbound.chain(overrides.exclude_outbound_ports.iter().map(port(1))).collect()
-}
-
-fn excluded_networks(overrides: &Overrides) -> Vec<(Addr, u32)> {
-    let mapped = |cidr: &crate::domain::overrides::Cidr| {
-        let before = if cidr.address.is_ipv4() { 96 } else { 0 };
-        (Addr::from(cidr.address), before + u32::from(cidr.prefix))
-    };
-    overrides.exclude_outbound_cidrs.iter().map(mapped).collect()
-}
-
 /// Switches of a pod that is prepared, and not captured.
 const NEUTRAL: PodConfig =
     PodConfig { flags: PodFlags(0), arrive_mark: OLD_MARK, reroute_ifindex: [0; weir_common::MAX_REROUTE] };
@@ -126,6 +114,11 @@ impl Redirector {
     /// Exempts the connections of the kubelet: those its cgroup opens from now on in the host's namespace.
     pub fn exempt(&self, cgroup: &Path, host: &Netns) -> Result<(), RedirectError> {
         Ok(self.node.attach_probe(cgroup, host)?)
+    }
+
+    /// Exempts nobody any more.
+    pub fn exempt_nobody(&self) -> Result<(), RedirectError> {
+        Ok(self.node.detach_probe()?)
     }
 
     fn dir(&self, cookie: u64) -> PodDir {
@@ -204,25 +197,55 @@ impl Redirector {
         let dir = self.dir(netns.cookie());
         let shape = self.shape(netns)?;
         let (now, wanted) = (dir.config()?, captured(&shape, overrides));
-        // What is excluded is known to the programs before a rule lets it out.
-        dir.set_excluded_ports(&excluded_ports(overrides))?;
-        dir.set_excluded_networks(&excluded_networks(overrides))?;
         let on = now.flags.has(PodFlags::GUARD) && !now.flags.has(PodFlags::DRAINING);
+        let exclusions = Exclusions::of(overrides);
+        let before = if on { Exclusions::of_pod(&dir)? } else { Exclusions::default() };
+        // What is excluded is known to the programs before a rule lets it out.
+        exclusions.add_to(&dir)?;
         if on {
-            let both = now.flags.with(wanted.flags);
-            dir.set_config(PodConfig { flags: both, ..wanted })?;
-            netns.enter(|| routing::apply(&shape, overrides))??;
+            self.lay_over(netns, &dir, &shape, overrides, (&before, &exclusions))?;
         } else {
             self.take_over(netns, &dir, &shape, overrides)?;
         }
         dir.set_config(wanted)?;
+        exclusions.set_in(&dir)?;
         let old = netns.enter(connections::old)??;
-        if !on {
-            dir.count_old(connections::by_family(&old), [0; 2])?;
+        if !on || exclusions.lacks_some_of(&before) {
+            dir.captured_now(connections::by_family(&old))?;
         }
         dir.old_connections()
             .map(|counted| OldConnections { left: old.len() as u64, ..counted })
             .map_err(Into::into)
+    }
+
+    /// From one set of overrides to another. Captured connections to what becomes excluded are ended: their next
+    /// segment would leave in plaintext. Direct ones to what is excluded no more are adopted, and go on.
+    fn lay_over(
+        &self,
+        netns: &Netns,
+        dir: &PodDir,
+        shape: &Shape,
+        overrides: &Overrides,
+        (before, after): (&Exclusions, &Exclusions),
+    ) -> Result<(), RedirectError> {
+        let (now, wanted) = (dir.config()?, captured(shape, overrides));
+        let mut flags = now.flags.with(wanted.flags);
+        let adopts = after.lacks_some_of(before);
+        if adopts {
+            flags = flags.with(PodFlags::SWITCHING_ON);
+        }
+        dir.set_config(PodConfig { flags, ..wanted })?;
+        let own = shape.own_ips();
+        netns.enter(|| -> Result<(), RedirectError> {
+            let mut ended = connections::captured(&own)?;
+            ended.retain(|socket| socket.mark == 0 && after.has(socket) && !before.has(socket));
+            sockets::destroy(&ended)?;
+            routing::apply(shape, overrides)
+        })??;
+        if adopts {
+            self.node.adopt_rest(netns)?;
+        }
+        Ok(())
     }
 
     /// From "direct" to "captured" without losing a connection: what exists is adopted, before and after the rules.
@@ -251,9 +274,10 @@ impl Redirector {
         Ok(())
     }
 
-    /// Connections that are older than the enrolment and still there.
-    pub fn old_connections(&self, netns: &Netns) -> Result<usize, RedirectError> {
-        Ok(netns.enter(connections::old)??.len())
+    /// Connections that are older than the enrolment: what was counted, and how many are still there.
+    pub fn old_connections(&self, netns: &Netns) -> Result<OldConnections, RedirectError> {
+        let left = netns.enter(connections::old)??.len() as u64;
+        Ok(OldConnections { left, ..self.dir(netns.cookie()).old_connections()? })
     }
 
     /// Ends the connections that are older than the enrolment, exactly those; returns how many there were.
@@ -262,7 +286,7 @@ impl Redirector {
             let old = connections::old()?;
             sockets::destroy(&old).map(|()| old)
         })??;
-        self.dir(netns.cookie()).count_old([0; 2], connections::by_family(&old))?;
+        self.dir(netns.cookie()).count_expired(connections::by_family(&old))?;
         Ok(old.len())
     }
 

@@ -2,11 +2,17 @@
 //!
 //! | preference | rule |
 //! |---|---|
-//! | base | `fwmark 0x539/0xfff goto base+9` |
-//! | base+1 | `iif lo ipproto tcp dport N goto base+9`, `iif lo to NETWORK goto base+9` (exclusions) |
-//! | base+2 | `iif lo ipproto tcp lookup 15001`, and the same for each rerouted interface |
-//! | base+3 | `iif lo ipproto udp dport 53 lookup 15001` (DNS capture) |
+//! | base | `iif X ipproto tcp lookup 15001` for each rerouted interface |
+//! | base+1 | `fwmark 0x539/0xfff goto base+9` |
+//! | base+2 | `iif lo fwmark 0x20000000/0x20000000 lookup 15001`: the app's replies to ztunnel |
+//! | base+3 | `iif lo ipproto tcp dport N goto base+9`, `iif lo to NETWORK goto base+9` (exclusions) |
+//! | base+4 | `iif lo ipproto tcp lookup 15001` |
+//! | base+5 | `iif lo ipproto udp dport 53 lookup 15001` (DNS capture) |
 //! | base+9 | `nop` |
+//!
+//! Rerouted interfaces come before the mark, which what arrives there has too: its reverse-path check (which looks up
+//! with `iif lo`) must find the main table, not a local route. Replies come before the exclusions: what is excluded is
+//! what the pod opens, not what it answers.
 //!
 //! A mark cannot be negated alone (`not` inverts the whole selector), hence the jump. `iif lo` is what the pod sends
 //! itself, as opposed to what it forwards.
@@ -21,7 +27,7 @@ use netlink_packet_route::{
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::libc::{EEXIST, ENOENT, ESRCH};
-use weir_common::{DNS_PORT, MARK_MASK, ZTUNNEL_MARK};
+use weir_common::{DNS_PORT, INSIDE_MARK, MARK_MASK, ZTUNNEL_MARK};
 
 use super::{RedirectError, Shape};
 use crate::{
@@ -246,30 +252,34 @@ fn rules(overrides: &Overrides, family: Family) -> Vec<RuleMessage> {
     let port = |port: u16| RuleAttribute::DestinationPortRange(RulePortRange { start: port, end: port });
     let out = || RuleAttribute::Goto(RULE_BASE + 9);
     let capture = || RuleAttribute::Table(TABLE);
-    let marked = vec![RuleAttribute::FwMark(ZTUNNEL_MARK), RuleAttribute::FwMask(MARK_MASK), out()];
+    let marked = |mark, mask| [RuleAttribute::FwMark(mark), RuleAttribute::FwMask(mask)];
     // The target first: a jump to nowhere would let everything fall through.
-    let mut rules = vec![rule(9, RuleAction::Nop, vec![]), rule(0, RuleAction::Goto, marked)];
+    let mut rules = vec![rule(9, RuleAction::Nop, vec![])];
+    for interface in &overrides.reroute {
+        let arriving = RuleAttribute::Iifname(interface.clone());
+        rules.push(rule(0, RuleAction::ToTable, vec![arriving, tcp(), capture()]));
+    }
+    let [mark, mask] = marked(ZTUNNEL_MARK, MARK_MASK);
+    rules.push(rule(1, RuleAction::Goto, vec![mark, mask, out()]));
+    let [mark, mask] = marked(INSIDE_MARK, INSIDE_MARK);
+    rules.push(rule(2, RuleAction::ToTable, vec![local(), mark, mask, capture()]));
     for &excluded in &overrides.exclude_outbound_ports {
-        rules.push(rule(1, RuleAction::Goto, vec![local(), tcp(), port(excluded), out()]));
+        rules.push(rule(3, RuleAction::Goto, vec![local(), tcp(), port(excluded), out()]));
         if excluded == DNS_PORT {
             let udp = RuleAttribute::IpProtocol(IpProtocol::Udp);
-            rules.push(rule(1, RuleAction::Goto, vec![local(), udp, port(excluded), out()]));
+            rules.push(rule(3, RuleAction::Goto, vec![local(), udp, port(excluded), out()]));
         }
     }
     for cidr in overrides.exclude_outbound_cidrs.iter().filter(|cidr| family.has(cidr.address)) {
         let mut direct =
-            rule(1, RuleAction::Goto, vec![local(), RuleAttribute::Destination(cidr.address), out()]);
+            rule(3, RuleAction::Goto, vec![local(), RuleAttribute::Destination(cidr.address), out()]);
         direct.header.dst_len = cidr.prefix;
         rules.push(direct);
     }
-    for interface in &overrides.reroute {
-        let arriving = RuleAttribute::Iifname(interface.clone());
-        rules.push(rule(2, RuleAction::ToTable, vec![arriving, tcp(), capture()]));
-    }
-    rules.push(rule(2, RuleAction::ToTable, vec![local(), tcp(), capture()]));
+    rules.push(rule(4, RuleAction::ToTable, vec![local(), tcp(), capture()]));
     if overrides.dns {
         let udp = RuleAttribute::IpProtocol(IpProtocol::Udp);
-        rules.push(rule(3, RuleAction::ToTable, vec![local(), udp, port(DNS_PORT), capture()]));
+        rules.push(rule(5, RuleAction::ToTable, vec![local(), udp, port(DNS_PORT), capture()]));
     }
     rules
 }
