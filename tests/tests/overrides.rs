@@ -138,6 +138,10 @@ fn annotations_are_applied_live() {
     assert!(f.count(Counter::ExcludedIn) >= 4 && f.count(Counter::ExcludedOut) >= 8);
     let log = f.cluster.agent_log();
     assert!(log.contains("weir.dev/exclude-inbound-ports") && log.contains("\"all\""), "{log}");
+    f.wait("the user is told as well", || {
+        let events = f.cluster.api.events();
+        events.iter().any(|event| event.reason.as_deref() == Some("BadAnnotation"))
+    });
     assert_eq!(f.count(Counter::Guarded), 0, "something legitimate met the guard");
 }
 

@@ -3,12 +3,14 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tokio::sync::mpsc::Sender;
 use tracing::warn;
 use weir_common::PodFlags;
 
 use super::tracked::Tracked;
 use crate::{
     domain::{
+        notice::{Notice, What},
         overrides::{Defaults, Overrides},
         reason::{Failure, Reason},
         workload::{Pod, PodUid},
@@ -28,6 +30,7 @@ const GRACE: Duration = Duration::from_millis(250);
 /// See [`DataPath`].
 pub struct NodeDataPath {
     parts: Arc<Parts>,
+    notices: Sender<Notice>,
 }
 
 struct Parts {
@@ -50,8 +53,9 @@ impl NodeDataPath {
         discovery: Discovery,
         defaults: Defaults,
         tracked: Tracked,
+        notices: Sender<Notice>,
     ) -> Self {
-        Self { parts: Arc::new(Parts { redirector, discovery, defaults, tracked }) }
+        Self { parts: Arc::new(Parts { redirector, discovery, defaults, tracked }), notices }
     }
 
     async fn run<T: Send + 'static>(
@@ -108,6 +112,8 @@ impl DataPath for NodeDataPath {
         let (owner, fd) = (owner(pod), Arc::clone(netns));
         for bad in Overrides::read(&pod.annotations, self.parts.defaults).1 {
             warn!(pod = format!("{}/{}", pod.info.namespace, pod.info.name), uid = %pod.uid, "{bad}");
+            // Best effort: the log has it in any case.
+            let _ = self.notices.try_send(Notice { pod: Arc::clone(pod), what: What::BadAnnotation(bad) });
         }
         self.run(Reason::PrepareFailed, move |parts| {
             let netns = open(&fd)?;

@@ -57,6 +57,7 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
     let members = Members::new(args.nack_backoff());
     let server = Server::bind(args.zds(), members.clone())?;
     let client = client::connect(args.kubeconfig.as_deref()).await?;
+    let (notices, told) = mpsc::channel(NOTICES);
     let (changed, mut changes) = mpsc::unbounded_channel();
     let tracked = Tracked::new(changed);
     let (redirector, discovery) = {
@@ -66,12 +67,11 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
     let redirector = Arc::new(redirector);
     tokio::spawn(tracked.clone().watch_deadlines(redirector.clone()));
     let defaults = Defaults { dns: config.dns_capture, existing: args.existing()? };
-    let data_path = NodeDataPath::new(redirector.clone(), discovery, defaults, tracked);
+    let data_path = NodeDataPath::new(redirector.clone(), discovery, defaults, tracked, notices.clone());
     info!(node = config.node_name, "data path ready");
 
     let cache = Arc::new(Pods::new(config.policy()));
     let watches = tokio::spawn(crate::kube::run(client.clone(), config.clone(), cache.clone()));
-    let (notices, told) = mpsc::channel(NOTICES);
     tokio::spawn(events::run(client.clone(), config.clone(), told));
 
     let port = ztunnel::Port::new(members.clone());
