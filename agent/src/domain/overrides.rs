@@ -199,22 +199,28 @@ fn masked(address: IpAddr, prefix: u8) -> IpAddr {
 }
 
 impl Existing {
-    /// `keep`, `reset`, or a number with `s`, `m` or `h`.
+    /// `keep`, `reset`, or a time.
     pub fn parse(text: &str) -> Option<Self> {
         match text {
             "keep" => return Some(Self::Keep),
             "reset" => return Some(Self::EndAfter(Duration::ZERO)),
             _ => {}
         }
-        let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-        let seconds = match unit {
-            "s" => 1,
-            "m" => 60,
-            "h" => 3600,
-            _ => return None,
-        };
-        let number: u32 = number.parse().ok()?;
-        Some(Self::EndAfter(Duration::from_secs(u64::from(number) * seconds)))
+        duration(text).map(Self::EndAfter)
+    }
+}
+
+/// A whole number with `ms`, `s`, `m` or `h`.
+pub fn duration(text: &str) -> Option<Duration> {
+    let digits = text.find(|c: char| !c.is_ascii_digit())?;
+    let (number, unit) = text.split_at(digits);
+    let number = u64::from(number.parse::<u32>().ok()?);
+    match unit {
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        "m" => Some(Duration::from_secs(number * 60)),
+        "h" => Some(Duration::from_secs(number * 3600)),
+        _ => None,
     }
 }
 

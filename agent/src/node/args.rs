@@ -11,7 +11,7 @@ use crate::{
     domain::{
         config::{AgentConfig, namespace_list},
         eligibility::EnablementSelectors,
-        overrides::Existing,
+        overrides::{Existing, duration},
     },
     zds::server,
 };
@@ -67,6 +67,9 @@ pub struct AgentArgs {
     /// What becomes of connections older than the enrolment, where a pod does not say: `keep`, `reset`, or a time.
     #[arg(long, env = "WEIR_EXISTING_CONNECTIONS", default_value = "10m", value_name = "POLICY")]
     existing_connections: String,
+    /// How often every enrolled pod is looked at.
+    #[arg(long, env = "WEIR_VERIFY_INTERVAL", default_value = "10s", value_name = "TIME")]
+    verify_interval: String,
     /// Logs as JSON.
     #[arg(long, env = "WEIR_LOG_JSON")]
     pub log_json: bool,
@@ -113,6 +116,7 @@ impl AgentArgs {
         // Told at once, not when they are first needed.
         self.probes()?;
         self.existing()?;
+        self.verify_interval()?;
         Ok(config)
     }
 
@@ -127,6 +131,13 @@ impl AgentArgs {
                 Err(Usage(format!("--probe-exemption: {other:?} is none of kubelet, host, off")).into())
             }
         }
+    }
+
+    /// How often every enrolled pod is looked at.
+    pub(super) fn verify_interval(&self) -> Result<Duration> {
+        let text = self.verify_interval.as_str();
+        let wrong = || Usage(format!("--verify-interval: {text:?} is no time such as 10s or 500ms"));
+        Ok(duration(text).filter(|time| !time.is_zero()).ok_or_else(wrong)?)
     }
 
     /// What becomes of connections older than the enrolment.

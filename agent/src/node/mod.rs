@@ -7,6 +7,7 @@ mod args;
 mod data_path;
 mod kubelet;
 mod tracked;
+mod verify;
 mod ztunnel;
 
 use std::sync::Arc;
@@ -82,6 +83,7 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
     members.set_complete();
     let handle = reconciler.handle();
     tokio::spawn(ztunnel::retry_on_arrival(members, handle.clone()));
+    tokio::spawn(verify::keep_verifying(handle.clone(), args.verify_interval()?));
     tokio::spawn(async move {
         while let Some(uid) = changes.recv().await {
             handle.recheck([uid]);

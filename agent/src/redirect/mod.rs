@@ -69,6 +69,11 @@ pub struct Redirector {
     programs: PodPrograms,
 }
 
+/// ztunnel's listeners that are missing in a namespace, in words.
+pub fn missing_listeners(netns: &Netns) -> Result<Vec<String>, RedirectError> {
+    netns.enter(connections::missing_listeners)?
+}
+
 /// Switches of a pod that is captured.
 fn captured(shape: &Shape, overrides: &Overrides) -> PodConfig {
     let mut flags = PodFlags::GUARD;
