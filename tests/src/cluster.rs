@@ -152,6 +152,28 @@ impl Cluster {
             .map_or_else(String::new, |agent| agent.log.lock().expect("nobody panics with it").clone())
     }
 
+    /// Resident memory of the agent.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn agent_memory_kb(&self) -> Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.agent_pid()?))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        Ok(line.trim().trim_end_matches(" kB").parse()?)
+    }
+
+    /// Open descriptors of the agent.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn agent_descriptors(&self) -> Result<usize> {
+        Ok(fs::read_dir(format!("/proc/{}/fd", self.agent_pid()?))?.count())
+    }
+
+    fn agent_pid(&self) -> Result<nix::unistd::Pid> {
+        Ok(self.agent.as_ref().context("no agent runs")?.child.pid())
+    }
+
     /// Makes a namespace object.
     pub fn namespace(&self, name: &str, in_mesh: bool) {
         let labels: &[(&str, &str)] = if in_mesh { &[(MODE, "ambient")] } else { &[] };
@@ -204,13 +226,26 @@ impl Cluster {
     ///
     /// # Errors
     /// When it does not happen in ten seconds; the error has the agent's log.
-    pub fn wait(&self, what: &str, mut done: impl FnMut() -> bool) -> Result<Duration> {
+    pub fn wait(&self, what: &str, done: impl FnMut() -> bool) -> Result<Duration> {
+        self.wait_for(what, Duration::from_secs(10), done)
+    }
+
+    /// The same with another patience.
+    ///
+    /// # Errors
+    /// As [`Cluster::wait`].
+    pub fn wait_for(
+        &self,
+        what: &str,
+        patience: Duration,
+        mut done: impl FnMut() -> bool,
+    ) -> Result<Duration> {
         let began = Instant::now();
         while !done() {
             if INTERRUPTED.load(Ordering::SeqCst) {
                 bail!("interrupted");
             }
-            if began.elapsed() > Duration::from_secs(10) {
+            if began.elapsed() > patience {
                 bail!("never: {what}; the agent says:\n{}", self.agent_log());
             }
             std::thread::sleep(Duration::from_millis(2));
