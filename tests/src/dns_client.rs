@@ -15,11 +15,19 @@ pub const DNS: u16 = 53;
 /// How long a client waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A UDP socket of the host that waits long enough and has room for a flood.
+/// A UDP socket of the host, on any port, that waits long enough and has room for a flood.
 ///
 /// # Panics
 /// When the kernel refuses, as all of these helpers do: they are for tests.
-pub fn udp(host: &Host, address: SocketAddr) -> UdpSocket {
+pub fn udp(host: &Host, ip: IpAddr) -> UdpSocket {
+    udp_at(host, SocketAddr::new(ip, 0))
+}
+
+/// The same on a certain port.
+///
+/// # Panics
+/// As [`udp`].
+pub fn udp_at(host: &Host, address: SocketAddr) -> UdpSocket {
     let socket = host.inside(|| UdpSocket::bind(address)).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     SockRef::from(&socket).set_recv_buffer_size(4 << 20).unwrap();

@@ -8,5 +8,6 @@ pub mod dns_client;
 pub mod load;
 pub mod mesh_node;
 pub mod observer;
+pub mod sockets;
 pub mod world;
 pub mod ztunnel;

@@ -9,7 +9,7 @@ use std::{
 
 use socket2::SockRef;
 use weir_tests::{
-    dns_client::{DNS, any, ask_tcp, check, connect_tcp, udp},
+    dns_client::{DNS, any, ask_tcp, check, connect_tcp, udp, udp_at},
     mesh_node::{MeshNode, difference},
     observer::{Observer, UDP},
     world::{Families, Host},
@@ -49,7 +49,7 @@ impl Fixture {
 
     /// A UDP socket in the pod on a port of its own.
     fn socket(&self, v6: bool) -> UdpSocket {
-        udp(&self.pod, SocketAddr::new(any(v6), 0))
+        udp(&self.pod, any(v6))
     }
 }
 
@@ -175,7 +175,7 @@ fn the_pods_own_resolvers_are_left_alone() {
     let counted = f.counted(|| {
         for ip in own {
             let at = SocketAddr::new(ip, DNS);
-            let resolver = udp(&f.pod, at);
+            let resolver = udp_at(&f.pod, at);
             let client = f.socket(at.is_ipv6());
             client.send_to(b"question", at).unwrap();
             let mut buffer = [0; 64];
@@ -200,7 +200,7 @@ fn ztunnels_own_queries_leave() {
     let observer = f.observe();
     for v6 in [false, true] {
         let at = f.node.world.outside.addr(v6, DNS);
-        let server = udp(&f.node.world.outside, at);
+        let server = udp_at(&f.node.world.outside, at);
         let client = f.socket(v6);
         SockRef::from(&client).set_mark(MARK).unwrap();
         let counted = f.counted(|| {

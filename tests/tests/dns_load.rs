@@ -10,7 +10,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use socket2::{Domain, Protocol, Socket, Type};
 use weir_common::Counter;
 use weir_tests::{
-    dns_client::{DNS, any, ask_tcp, check, connect_tcp, udp},
+    dns_client::{DNS, any, ask_tcp, check, connect_tcp, udp, udp_at},
     mesh_node::{MeshNode, difference},
     observer::Observer,
     world::{Families, Host},
@@ -50,7 +50,7 @@ impl Fixture {
 
     /// A UDP socket in the pod on a port of its own.
     fn socket(&self, v6: bool) -> UdpSocket {
-        udp(&self.pod, SocketAddr::new(any(v6), 0))
+        udp(&self.pod, any(v6))
     }
 }
 
@@ -110,7 +110,7 @@ fn more_ports_than_slots_are_served_one_after_the_other() {
     let [server, ..] = servers(false);
     let counted = f.counted(|| {
         for port in 0..PORTS {
-            let socket = udp(&f.pod, SocketAddr::new(any(false), 20_000 + port));
+            let socket = udp_at(&f.pod, SocketAddr::new(any(false), 20_000 + port));
             let question = dns::query(port, "port.example");
             socket.send_to(&question, server).unwrap();
             let mut buffer = [0; 512];
@@ -146,7 +146,7 @@ fn when_all_slots_are_waited_for_queries_are_dropped() {
     let mut clients = Vec::new();
     let counted = f.counted(|| {
         for port in 0..PORTS {
-            let client = udp(&f.pod, SocketAddr::new(any(false), 20_000 + port));
+            let client = udp_at(&f.pod, SocketAddr::new(any(false), 20_000 + port));
             client.send_to(&dns::query(7, &format!("p{port}.example")), server).unwrap();
             clients.push(client);
         }
