@@ -97,9 +97,16 @@ pub struct DnsSlot {
     /// Port the app asked from, network order.
     pub client_port: u16,
     /// Not used.
-    pub pad: [u16; 3],
+    pub pad: u16,
+    /// Queries that were not answered yet, or [`DnsSlot::TAKEN`]; of a TCP connection, its packets so far.
+    pub pending: u32,
     /// Last use, CLOCK_MONOTONIC (coarse) in nanoseconds.
     pub used_at: u64,
+}
+
+impl DnsSlot {
+    /// Set in [`DnsSlot::pending`] while the slot goes over to another flow: its old one must not use it any more.
+    pub const TAKEN: u32 = 1 << 31;
 }
 
 /// Byte offsets inside kernel structures that adopt reads, taken from the running kernel's BTF: compiled Rust has no
@@ -165,6 +172,6 @@ mod user {
     unsafe impl aya::Pod for NodeConfig {}
     // SAFETY: two half words, no padding, every bit pattern is valid.
     unsafe impl aya::Pod for DnsSlotKey {}
-    // SAFETY: 48 bytes, the gap before the time is a named field, every bit pattern is valid.
+    // SAFETY: 48 bytes, the gap after the port is a named field, every bit pattern is valid.
     unsafe impl aya::Pod for DnsSlot {}
 }

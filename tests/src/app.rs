@@ -37,7 +37,12 @@ pub struct Listen {
     pub ip: Option<IpAddr>,
     /// SO_REUSEPORT.
     pub reuse_port: bool,
+    /// Multipath TCP.
+    pub multipath: bool,
 }
+
+/// IPPROTO_MPTCP: a socket of multipath TCP.
+pub const MPTCP: i32 = 262;
 
 impl App {
     /// Starts a server on all addresses of the host.
@@ -94,7 +99,8 @@ fn bind(port: u16, listen: Listen) -> io::Result<Socket> {
         Err(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
     };
     let address = SocketAddr::new(listen.ip.unwrap_or_else(any), port);
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    let protocol = if listen.multipath { Protocol::from(MPTCP) } else { Protocol::TCP };
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(protocol))?;
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(listen.reuse_port)?;
     if address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
@@ -178,6 +184,15 @@ impl Client {
     /// As [`Client::connect`].
     pub fn connect_here(to: SocketAddr) -> io::Result<Self> {
         Self::greeted(open(to, Connect::default())?)
+    }
+
+    /// Takes a connection made otherwise and reads the greeting.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn over(stream: TcpStream) -> io::Result<Self> {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Self::greeted(stream)
     }
 
     fn greeted(stream: TcpStream) -> io::Result<Self> {

@@ -4,8 +4,10 @@
 pub mod apiserver;
 pub mod app;
 pub mod cluster;
+pub mod dns_client;
 pub mod load;
 pub mod mesh_node;
 pub mod observer;
+pub mod sockets;
 pub mod world;
 pub mod ztunnel;

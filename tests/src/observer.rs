@@ -14,16 +14,29 @@ use std::{
 use anyhow::{Context, Result};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::world::Host;
+use crate::{
+    world::Host,
+    ztunnel::{HBONE_PORT, PASSTHROUGH_TOS},
+};
 
-/// A TCP segment that left the pod.
+/// IP protocol numbers, as in [`Segment::protocol`].
+pub const TCP: u8 = 6;
+/// See [`TCP`].
+pub const UDP: u8 = 17;
+const DNS_PORT: u16 = 53;
+
+/// A TCP segment, or another IP packet, that left the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// IPv6.
     pub v6: bool,
-    /// Source port.
+    /// IP protocol, that of the last header of an IPv6 chain.
+    pub protocol: u8,
+    /// More fragments follow, or this is not the first.
+    pub fragment: bool,
+    /// Source port; zero in all that has none.
     pub source_port: u16,
-    /// Destination port.
+    /// Destination port; zero in all that has none.
     pub destination_port: u16,
     /// TCP flags.
     pub flags: u8,
@@ -34,7 +47,12 @@ pub struct Segment {
 impl Segment {
     /// First segment of a connection.
     pub fn is_syn(&self) -> bool {
-        self.flags & 0x12 == 0x02
+        self.protocol == TCP && self.flags & 0x12 == 0x02
+    }
+
+    /// Something Istio captures that was not sent by the stand-in: a connection without its TOS.
+    pub fn is_escaped(&self) -> bool {
+        self.is_syn() && u32::from(self.tos) != PASSTHROUGH_TOS && self.destination_port != HBONE_PORT
     }
 }
 
@@ -45,12 +63,19 @@ pub struct Seen(pub Vec<Segment>);
 impl Seen {
     /// Segments of the connection with this source port.
     pub fn from_port(&self, port: u16) -> usize {
-        self.0.iter().filter(|segment| segment.source_port == port).count()
+        self.0.iter().filter(|segment| segment.protocol == TCP && segment.source_port == port).count()
     }
 
     /// Connections the pod opened.
     pub fn syns(&self) -> impl Iterator<Item = &Segment> {
         self.0.iter().filter(|segment| segment.is_syn())
+    }
+
+    /// What was sent to port 53, by either protocol.
+    pub fn dns(&self) -> impl Iterator<Item = &Segment> {
+        self.0
+            .iter()
+            .filter(|segment| matches!(segment.protocol, TCP | UDP) && segment.destination_port == DNS_PORT)
     }
 }
 
@@ -136,22 +161,54 @@ fn is_outgoing(from: &socket2::SockAddr) -> bool {
 
 fn parse(packet: &[u8]) -> Option<Segment> {
     let ip = packet.get(14..)?;
-    let (v6, tos, tcp) = match (packet.get(12..14)?, ip.first()?) {
-        ([0x08, 0x00], first) => {
-            (*ip.get(9)? == 6).then_some(())?;
-            (false, *ip.get(1)?, ip.get(usize::from(first & 0xf) * 4..)?)
+    let first = *ip.first()?;
+    let (v6, tos, protocol, offset, fragment) = match packet.get(12..14)? {
+        [0x08, 0x00] => {
+            let fragment = u16::from_be_bytes([*ip.get(6)?, *ip.get(7)?]) & 0x3fff;
+            (false, *ip.get(1)?, *ip.get(9)?, usize::from(first & 0xf) * 4, fragment)
         }
-        ([0x86, 0xdd], first) => {
-            (*ip.get(6)? == 6).then_some(())?;
-            (true, first << 4 | ip.get(1)? >> 4, ip.get(40..)?)
+        [0x86, 0xdd] => {
+            let (protocol, offset, fragment) = v6_chain(ip)?;
+            (true, first << 4 | ip.get(1)? >> 4, protocol, offset, fragment)
         }
         _ => return None,
     };
+    // Not the first fragment: what is there are no ports.
+    let transport = ip.get(offset..).filter(|_| fragment & 0x1fff == 0).unwrap_or_default();
+    let port = |at: usize| match transport.get(at..at + 2) {
+        Some(&[high, low]) if matches!(protocol, TCP | UDP) => u16::from_be_bytes([high, low]),
+        _ => 0,
+    };
     Some(Segment {
         v6,
-        source_port: u16::from_be_bytes([*tcp.first()?, *tcp.get(1)?]),
-        destination_port: u16::from_be_bytes([*tcp.get(2)?, *tcp.get(3)?]),
-        flags: *tcp.get(13)?,
+        protocol,
+        fragment: fragment != 0,
+        source_port: port(0),
+        destination_port: port(2),
+        flags: transport.get(13).copied().filter(|_| protocol == TCP).unwrap_or(0),
         tos,
     })
+}
+
+/// Last protocol of an IPv6 chain, where its header starts, and the fragment's offset with the bit for more.
+fn v6_chain(ip: &[u8]) -> Option<(u8, usize, u16)> {
+    let (mut protocol, mut offset, mut fragment) = (*ip.get(6)?, 40, 0);
+    loop {
+        let header = ip.get(offset..offset + 4);
+        match (protocol, header) {
+            (0 | 43 | 60, Some(&[next, length, ..])) => {
+                (protocol, offset) = (next, offset + (usize::from(length) + 1) * 8);
+            }
+            (44, Some(&[next, _, high, low])) => {
+                // In units of eight bytes, as in IPv4, and the bit where IPv4 has it.
+                let raw = u16::from_be_bytes([high, low]);
+                fragment = raw >> 3 | (raw & 1) << 13;
+                (protocol, offset) = (next, offset + 8);
+                if fragment & 0x1fff != 0 {
+                    return Some((protocol, offset, fragment));
+                }
+            }
+            _ => return Some((protocol, offset, fragment)),
+        }
+    }
 }

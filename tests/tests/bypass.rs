@@ -112,8 +112,8 @@ fn a_socket_bound_to_the_device_does_not_get_out() {
 /// with ztunnel gone, nobody.
 #[test]
 fn an_impostor_on_ztunnels_ports_receives_nothing() {
-    let everywhere = Listen { ip: None, reuse_port: true };
-    let loopback = Listen { ip: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)), reuse_port: true };
+    let everywhere = Listen { reuse_port: true, ..Listen::default() };
+    let loopback = Listen { ip: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)), ..everywhere };
     for (port, listen) in
         [(15001, everywhere), (15001, loopback), (15006, everywhere), (15006, loopback), (15008, everywhere)]
     {

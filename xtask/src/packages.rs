@@ -19,6 +19,7 @@ pub const TESTS: &[Needed] = &[
     ("nft", "nftables"),
     ("conntrack", "conntrack"),
     ("bpftool", "bpftool"),
+    ("sysctl", "procps"),
 ];
 
 /// Installs the packages of programs that are not in `PATH`; does nothing when all are there.

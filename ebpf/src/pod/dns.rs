@@ -3,8 +3,11 @@
 //!
 //! On its way the query has a source port of its own, its *slot*, that stands for client address, client port and
 //! server: queries from one port to several servers stay apart, whatever their ids. A slot is found by hashing, so
-//! that every packet of a flow gets the same one without a second map; when all candidates are taken, the one that
-//! was used longest ago is given away.
+//! that every packet of a flow gets the same one without a second map.
+//!
+//! A slot goes over to another flow when no answer to it is on its way any more: for UDP when every query has been
+//! answered, else when it was not used for longer than anybody waits. When all candidates are waited for, the query
+//! is dropped and the client asks again: an answer never goes to a flow that did not ask for it.
 
 use aya_ebpf::{
     bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
@@ -14,16 +17,19 @@ use weir_common::{Addr, Counter, DNS_PORT, DNS_PROXY_PORT, DnsSlot, DnsSlotKey, 
 
 use crate::{
     maps::{self, DNS_SLOTS},
-    packet::{DROP, PASS, Packet, Transport, UDP},
+    packet::{DROP, PASS, Packet, TCP, Transport, UDP},
 };
 
-/// First slot port; the range is above what services use, and no socket needs it: the packets never reach one.
-const SLOT_BASE: u16 = 57344;
-/// Number of slot ports; a power of two.
-const SLOTS: u32 = 4096;
+/// First slot port: above the ephemeral ports, so that no socket of the app is met by what has lost its slot.
+const SLOT_BASE: u16 = 61000;
+/// Slot ports for UDP. Slots are kept for the next flow, so each protocol needs its own share of the map: one could
+/// fill it for ever.
+const UDP_SLOTS: u32 = 3072;
+/// Slot ports for TCP; with [`UDP_SLOTS`] as many as the map has room for.
+const TCP_SLOTS: u32 = 1024;
 /// Slots that are tried for one flow.
 const WAYS: u32 = 8;
-/// A slot that was not used for this long is free: resolvers give up after 5 s.
+/// A slot that was not used for this long is free, answered or not: resolvers give up after 5 s.
 const IDLE_NS: u64 = 10_000_000_000;
 
 /// Which end of the packet is rewritten.
@@ -42,7 +48,12 @@ pub fn rewrite(packet: &Packet, transport: &Transport, tuple: &Tuple, marked: bo
         }
         return Some(query(packet, transport, tuple));
     }
-    if marked && tuple.source_port == DNS_PROXY_PORT.to_be() && tuple.source.is_loopback() {
+    if tuple.source_port != DNS_PROXY_PORT.to_be() || !tuple.source.is_loopback() {
+        return None;
+    }
+    // Only ztunnel's answers count, not those of an app that took its port; without a listener it is the kernel that
+    // resets the connection, with the mark of the app's SYN, which is none.
+    if marked || (transport.protocol == TCP && packet.is_reset(transport)) {
         return answer(packet, transport, tuple);
     }
     None
@@ -71,9 +82,17 @@ fn query(packet: &Packet, transport: &Transport, tuple: &Tuple) -> i32 {
 fn answer(packet: &Packet, transport: &Transport, tuple: &Tuple) -> Option<i32> {
     let key = DnsSlotKey { port: tuple.destination_port, protocol: u16::from(transport.protocol) };
     let slot = DNS_SLOTS.get_ptr_mut(key)?;
-    // SAFETY: a live map value. Another CPU may give the slot away meanwhile: then this answer is too late and goes
-    // to a port that did not ask.
-    let (server, client_port) = unsafe { ((*slot).server.by_word(), (*slot).client_port) };
+    // SAFETY: a live map value. It is not given away before this answer has been counted below.
+    let (server, client_port) = unsafe {
+        if (*slot).client != tuple.destination {
+            // Asked for by hand, from a port that happens to be a slot's.
+            return None;
+        }
+        ((*slot).server.by_word(), (*slot).client_port)
+    };
+    if transport.protocol == UDP {
+        maps::dns_slot_answered(slot);
+    }
     replace_address(packet, transport, End::Source, &tuple.source, &server);
     replace_port(packet, transport, End::Source, tuple.source_port, DNS_PORT.to_be());
     replace_port(packet, transport, End::Destination, tuple.destination_port, client_port);
@@ -89,12 +108,14 @@ fn slot(protocol: u8, tuple: &Tuple) -> Option<u16> {
         server: tuple.destination.by_word(),
         client: tuple.source.by_word(),
         client_port: tuple.source_port,
-        pad: [0; 3],
+        pad: 0,
+        pending: 1,
         used_at: now,
     };
     let hash = hash(&mine);
+    let slots = if protocol == UDP { UDP_SLOTS } else { TCP_SLOTS };
     let key = |way: u32| DnsSlotKey {
-        port: (SLOT_BASE + (hash.wrapping_add(way) & (SLOTS - 1)) as u16).to_be(),
+        port: (SLOT_BASE + (hash.wrapping_add(way) % slots) as u16).to_be(),
         protocol: u16::from(protocol),
     };
     // Two plain passes, each of which keeps nothing but its index: a search that remembers the best candidate is
@@ -106,6 +127,7 @@ fn slot(protocol: u8, tuple: &Tuple) -> Option<u16> {
             if (*slot).client_port == mine.client_port
                 && (*slot).server == mine.server
                 && (*slot).client == mine.client
+                && maps::dns_slot_asked(slot)
             {
                 (*slot).used_at = now;
                 return Some(key(way).port);
@@ -117,19 +139,16 @@ fn slot(protocol: u8, tuple: &Tuple) -> Option<u16> {
             return Some(key(way).port);
         }
     }
-    // All in use: one of them is given away, a different one each time.
-    let way = hash.wrapping_add(now as u32 >> 20) % WAYS;
-    let _ = DNS_SLOTS.remove(key(way));
-    maps::dns_slot_claim(&key(way), &mine).then(|| key(way).port)
+    None
 }
 
-/// Whether nobody holds the slot, or nobody used it for so long that no client waits any more.
+/// Whether nobody holds the slot, or nobody waits for an answer to it: then it is emptied.
 #[inline(always)]
 fn is_free(key: &DnsSlotKey, now: u64) -> bool {
     let Some(slot) = DNS_SLOTS.get_ptr_mut(key) else { return true };
     // SAFETY: a live map value; the time is one aligned word.
     let idle = now.wrapping_sub(unsafe { (*slot).used_at });
-    idle > IDLE_NS && DNS_SLOTS.remove(key).is_ok()
+    maps::dns_slot_take(slot, idle > IDLE_NS) && DNS_SLOTS.remove(key).is_ok()
 }
 
 /// FNV-1a over the words of the flow.

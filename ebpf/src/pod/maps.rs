@@ -1,7 +1,7 @@
 //! The maps of one pod. User space pins them under the pod's directory.
 
 use core::{
-    intrinsics::{AtomicOrdering, atomic_xadd},
+    intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd},
     ptr,
 };
 
@@ -123,6 +123,44 @@ pub fn inside_remove(tuple: &Tuple) -> bool {
 #[inline(always)]
 pub fn dns_slot_claim(key: &DnsSlotKey, slot: &DnsSlot) -> bool {
     DNS_SLOTS.insert(key, slot, u64::from(BPF_NOEXIST)).is_ok()
+}
+
+/// Notes one more query; false when the slot is being given to another flow.
+#[inline(always)]
+pub fn dns_slot_asked(slot: *mut DnsSlot) -> bool {
+    // SAFETY: a live map value and an aligned word of it.
+    let before = unsafe { atomic_xadd::<u32, u32, { AtomicOrdering::Relaxed }>(&raw mut (*slot).pending, 1) };
+    before & DnsSlot::TAKEN == 0
+}
+
+/// Notes that a query was answered. More answers than queries are not counted.
+#[inline(always)]
+pub fn dns_slot_answered(slot: *mut DnsSlot) {
+    // SAFETY: a live map value and an aligned word of it.
+    unsafe {
+        let pending = &raw mut (*slot).pending;
+        let now = ptr::read_volatile(pending);
+        if now & !DnsSlot::TAKEN != 0 {
+            atomic_xadd::<u32, u32, { AtomicOrdering::Relaxed }>(pending, u32::MAX);
+        }
+    }
+}
+
+/// Takes the slot from its flow, if no answer to it is on its way, or `anyway`; false when somebody else did.
+#[inline(always)]
+pub fn dns_slot_take(slot: *mut DnsSlot, anyway: bool) -> bool {
+    // SAFETY: a live map value and an aligned word of it.
+    unsafe {
+        let pending = &raw mut (*slot).pending;
+        let old = if anyway { ptr::read_volatile(pending) } else { 0 };
+        // One that was taken and not emptied stays usable: its time runs out as well.
+        let (_, taken) = atomic_cxchg::<u32, { AtomicOrdering::Relaxed }, { AtomicOrdering::Relaxed }>(
+            pending,
+            old,
+            old | DnsSlot::TAKEN,
+        );
+        taken
+    }
 }
 
 /// Puts a socket into the sockmap. aya-ebpf wraps only the helper for sock_ops; the generic update takes a socket

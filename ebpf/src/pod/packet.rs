@@ -28,6 +28,7 @@ const MAX_EXTENSIONS: u32 = 6;
 /// TCP flags.
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
+const RST: u8 = 0x04;
 
 /// An skb and where its network header starts.
 #[derive(Clone, Copy)]
@@ -258,5 +259,11 @@ impl Packet {
     #[inline(always)]
     pub fn is_syn(&self, transport: &Transport) -> bool {
         self.load::<u8>(transport.offset + 13).is_some_and(|flags| flags & (SYN | ACK) == SYN)
+    }
+
+    /// True for a TCP reset.
+    #[inline(always)]
+    pub fn is_reset(&self, transport: &Transport) -> bool {
+        self.load::<u8>(transport.offset + 13).is_some_and(|flags| flags & RST != 0)
     }
 }

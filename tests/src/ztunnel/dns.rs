@@ -18,6 +18,8 @@ const TYPE_A: u16 = 1;
 const TYPE_AAAA: u16 = 28;
 const CLASS_IN: u16 = 1;
 const TTL: u32 = 30;
+/// First label of a name that wants an answer of a certain size.
+const SIZE: &str = "size-";
 /// QR and RA; the opcode and RD are the query's own.
 const RESPONSE: [u8; 2] = [0x80, 0x80];
 
@@ -33,6 +35,11 @@ pub fn query(id: u16, name: &str) -> Vec<u8> {
     packet.extend(TYPE_A.to_be_bytes());
     packet.extend(CLASS_IN.to_be_bytes());
     packet
+}
+
+/// A name whose answer takes exactly that many bytes, as one with many records would.
+pub fn name_of_size(size: usize, name: &str) -> String {
+    format!("{SIZE}{size}.{name}")
 }
 
 /// What a stand-in answers to a question for `name`: one of 192.0.2.0/24.
@@ -74,7 +81,23 @@ pub fn answer(packet: &[u8]) -> Option<(Vec<u8>, String)> {
         response.extend((address.len() as u16).to_be_bytes());
         response.extend(address);
     }
+    let size = name.strip_prefix(SIZE).and_then(|rest| rest.split('.').next()?.parse().ok()).unwrap_or(0);
+    pad(&mut response, size);
     Some((response, name))
+}
+
+/// Fills an answer up with an OPT record that has the padding option.
+fn pad(response: &mut Vec<u8>, size: usize) {
+    const RECORD: usize = 11;
+    const OPTION: usize = 4;
+    let Some(padding) = size.checked_sub(response.len() + RECORD + OPTION) else { return };
+    // One additional record: root name, OPT, our size, no flags.
+    response[HEADER - 1] = 1;
+    response.extend([0, 0, 41, 0x10, 0, 0, 0, 0, 0]);
+    response.extend(((OPTION + padding) as u16).to_be_bytes());
+    response.extend([0, 12]);
+    response.extend((padding as u16).to_be_bytes());
+    response.resize(response.len() + padding, 0);
 }
 
 /// The dotted name of the only question and where its section ends.
@@ -152,6 +175,16 @@ mod tests {
         let (response, _) = answer(&asked).unwrap();
         assert_eq!(response.len(), question_end + 16);
         assert_eq!(response[6..HEADER], [0, 1, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn answers_are_as_long_as_their_name_says() {
+        for size in [100, 512, 4096, 60_000] {
+            let name = name_of_size(size, "a.example");
+            let (response, _) = answer(&query(7, &name)).unwrap();
+            assert_eq!(response.len(), size);
+            assert_eq!(parse_answer(&response), Some((7, address_of(&name))));
+        }
     }
 
     #[test]
