@@ -52,7 +52,7 @@ impl Fixture {
 
     /// Captures, walks, lets go: the namespace must be what it was before.
     fn check(&self, walks: impl FnOnce(&Self)) {
-        let before = state(&self.pod);
+        let before = settled(&self.pod);
         self.node.capture(&self.pod).unwrap();
         let captured = state(&self.pod);
         assert_ne!(before, captured, "the comparison sees nothing");
@@ -113,6 +113,20 @@ impl Fixture {
         assert!(counted.iter().all(|(name, _)| *name == "self_call"), "{to}: {counted:?}");
     }
 }
+
+/// The state once it does not change any more: a link-local address comes by itself, a moment after its link.
+fn settled(pod: &Host) -> Vec<(String, String)> {
+    let mut before = state(pod);
+    loop {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let now = state(pod);
+        if now == before {
+            return now;
+        }
+        before = now;
+    }
+}
+
 
 /// All that weir may change in a namespace.
 fn state(pod: &Host) -> Vec<(String, String)> {
