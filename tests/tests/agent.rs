@@ -1,4 +1,5 @@
 //! `weir agent` as a process: against a Kubernetes API server over HTTP, a stand-in ztunnel over ZDS, real pods.
+#![cfg(feature = "root")]
 
 use std::{
     io::{self, IoSlice},
@@ -247,7 +248,6 @@ fn unfit_machines_and_bad_input_are_named() {
     ];
     for (what, flags, wanted, status) in cases {
         let mut command = Command::new(weir().unwrap());
-        // Later flags win over the fixture's.
         let fixture = cluster.agent_command().unwrap();
         let mut args: Vec<_> = fixture.get_args().map(ToOwned::to_owned).collect();
         for pair in flags.chunks(2) {
@@ -262,6 +262,27 @@ fn unfit_machines_and_bad_input_are_named() {
         let last = said.lines().last().unwrap_or_default();
         assert!(last.contains(wanted), "{what}: {said}");
         assert_eq!(output.status.code(), Some(status), "{what}: {said}");
+    }
+}
+
+/// Without root, or without one capability, the agent says which and why.
+#[test]
+fn missing_privileges_are_named() {
+    let cluster = Cluster::new().unwrap();
+    let fixture = cluster.agent_command().unwrap();
+    for (how, wanted) in [
+        (&["--reuid=65534", "--clear-groups"][..], "run as root"),
+        (&["--bounding-set=-bpf"], "CAP_BPF"),
+        (&["--bounding-set=-net_admin"], "CAP_NET_ADMIN"),
+        (&["--bounding-set=-sys_admin"], "CAP_SYS_ADMIN"),
+        (&["--bounding-set=-sys_ptrace"], "CAP_SYS_PTRACE"),
+    ] {
+        let mut command = Command::new("setpriv");
+        command.args(how).arg(fixture.get_program()).args(fixture.get_args()).stdin(Stdio::null());
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.lines().count() == 1 && said.contains(wanted), "{how:?}: {said}");
+        assert_eq!(output.status.code(), Some(1), "{how:?}: {said}");
     }
 }
 
