@@ -26,7 +26,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    fn add(&mut self, result: &io::Result<()>, took: Duration) {
+    pub(crate) fn add(&mut self, result: &io::Result<()>, took: Duration) {
         match result {
             Ok(()) => self.ok += 1,
             Err(error) => *self.failed.entry(format!("{:?}", error.kind())).or_default() += 1,
