@@ -125,7 +125,25 @@ impl Plan {
         host.inside(|| self.run_here(|number| number < count))
     }
 
+    /// Opens one connection to each server from a host and keeps all of them open to the end; returns what failed.
+    pub fn hold(&self, host: &Host) -> Vec<(SocketAddr, io::Error)> {
+        let (mut held, mut failed) = (Vec::new(), Vec::new());
+        for &to in &self.to {
+            match host.inside(|| self.connect(to)) {
+                Ok(stream) => held.push(stream),
+                Err(error) => failed.push((to, error)),
+            }
+        }
+        held.iter().for_each(|stream| end(stream, self.close));
+        failed
+    }
+
     fn connection(&self, to: SocketAddr) -> io::Result<()> {
+        self.connect(to).map(|stream| end(&stream, self.close))
+    }
+
+    /// Connects and reads the server's byte.
+    fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
         if let Some(port) = self.source_port {
             socket.set_reuse_address(true)?;
@@ -137,8 +155,10 @@ impl Plan {
         socket.set_read_timeout(Some(self.patience))?;
         socket.connect(&to.into())?;
         let mut stream = TcpStream::from(socket);
-        let read = stream.read_exact(&mut [0]);
-        end(&stream, self.close);
-        read
+        if let Err(error) = stream.read_exact(&mut [0]) {
+            end(&stream, self.close);
+            return Err(error);
+        }
+        Ok(stream)
     }
 }
