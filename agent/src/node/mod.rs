@@ -23,6 +23,7 @@ use tracing::info;
 use tracked::Tracked;
 
 use crate::{
+    admin::{Admin, Sources},
     cache::{members::Members, pods::Pods},
     domain::{config::AgentConfig, overrides::Defaults},
     kernel::{Objects, heap},
@@ -58,6 +59,7 @@ pub fn run(args: AgentArgs) -> Result<()> {
 async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
     let members = Members::new(args.nack_backoff());
     let server = Server::bind(args.zds(), members.clone())?;
+    let admin = Admin::bind(args.metrics_addr, args.health_addr).await?;
     let client = client::connect(args.kubeconfig.as_deref()).await?;
     let (notices, told) = mpsc::channel(NOTICES);
     let (changed, mut changes) = mpsc::unbounded_channel();
@@ -78,8 +80,15 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
 
     let port = ztunnel::Port::new(members.clone());
     let mut reconciler =
-        Reconciler::new(cache, config.reconcile.clone(), data_path, port, Patcher::new(client))
+        Reconciler::new(cache.clone(), config.reconcile.clone(), data_path, port, Patcher::new(client))
             .with_notices(notices);
+    tokio::spawn(admin.run(Sources {
+        cache,
+        members: members.clone(),
+        zds: server.counters(),
+        reconciler: reconciler.handle(),
+        bpffs: args.paths.bpffs.clone(),
+    }));
     reconciler.recover().await;
     members.set_complete();
     let handle = reconciler.handle();
