@@ -167,6 +167,15 @@ impl Peer {
         sendmsg::<()>(self.socket.as_raw_fd(), &iov, &control, MsgFlags::empty(), None).unwrap();
     }
 
+    /// With descriptors, to a server that may have closed already.
+    pub async fn say_nonsense_at_leisure(&mut self, packet: &[u8]) {
+        let file = File::open("/dev/null").unwrap();
+        let control = [ControlMessage::ScmRights(&[file.as_raw_fd(); 3])];
+        let iov = [std::io::IoSlice::new(packet)];
+        let flags = MsgFlags::MSG_NOSIGNAL;
+        let _ = sendmsg::<()>(self.socket.as_raw_fd(), &iov, &control, flags, None);
+    }
+
     /// The next request and the descriptors that came with it; `None` when the server has closed.
     pub async fn receive(&mut self) -> Option<(Request, Vec<OwnedFd>)> {
         timeout(SOON, self.receive_at_leisure()).await.expect("the server says something")
