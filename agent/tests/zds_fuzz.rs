@@ -81,7 +81,7 @@ async fn converse(fixture: &Fixture, rng: &mut StdRng) -> u64 {
             }
         }
         if rng.random_bool(0.1) {
-            peer.say_nonsense_at_leisure(&packet).await;
+            peer.say_nonsense(&packet, true).await;
         } else {
             peer.say(&packet).await;
         }

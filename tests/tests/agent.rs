@@ -156,8 +156,11 @@ fn ztunnel_comes_late_and_goes() {
     assert!(took < Duration::from_secs(2), "only after {took:?}");
     assert!(f.captured(&a));
     f.ztunnel = None;
-    let error = Client::connect(&a.host, f.cluster.world.outside.addr(false, APP)).unwrap_err();
-    assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    let refused = || {
+        let connected = Client::connect(&a.host, f.cluster.world.outside.addr(false, APP));
+        connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    };
+    f.cluster.wait("refused, once the listeners are closed", refused).unwrap();
     f.start_ztunnel();
     f.cluster
         .wait("it works again", || Client::connect(&a.host, f.cluster.world.outside.addr(false, APP)).is_ok())
@@ -197,8 +200,9 @@ fn what_changed_while_the_agent_was_away_is_found() {
     wanted.sort();
     f.cluster.wait("exactly what is there now is pinned", || pinned() == wanted).unwrap();
     for pod in [&again, &moved, &stays] {
+        // What is pinned is prepared; captured it is a moment later.
+        f.cluster.wait(&format!("{} is captured", pod.host.name()), || f.captured(pod)).unwrap();
         f.cluster.wait_redirection(pod, Some("enabled")).unwrap();
-        assert!(f.captured(pod), "{}", pod.host.name());
     }
     // As after a reboot: nothing is pinned, the namespaces are new, the annotations are left.
     f.cluster.kill_agent().unwrap();
@@ -368,7 +372,10 @@ fn metrics_and_checks_say_what_is_so() {
         let rest = log.split(what).nth(1).unwrap();
         rest.split_whitespace().next().unwrap().parse::<std::net::SocketAddr>().unwrap()
     };
-    let metrics = get(address("metrics="), "/metrics");
+    let scrape = || get(address("metrics="), "/metrics");
+    // The annotation is the last step; the state follows it.
+    f.cluster.wait("the state is told", || scrape().contains(r#"state="enrolled""#)).unwrap();
+    let metrics = scrape();
     for line in [
         "ztunnel_connected 1",
         "weir_zds_members 1",

@@ -164,14 +164,7 @@ impl Peer {
         let file = File::open("/dev/null").unwrap();
         let control = [ControlMessage::ScmRights(&[file.as_raw_fd(); 3])];
         let iov = [std::io::IoSlice::new(packet)];
-        sendmsg::<()>(self.socket.as_raw_fd(), &iov, &control, MsgFlags::empty(), None).unwrap();
-    }
-
-    /// With descriptors, to a server that may have closed already.
-    pub async fn say_nonsense_at_leisure(&mut self, packet: &[u8]) {
-        let file = File::open("/dev/null").unwrap();
-        let control = [ControlMessage::ScmRights(&[file.as_raw_fd(); 3])];
-        let iov = [std::io::IoSlice::new(packet)];
+        // The server may have closed already.
         let flags = MsgFlags::MSG_NOSIGNAL;
         let _ = sendmsg::<()>(self.socket.as_raw_fd(), &iov, &control, flags, None);
     }
