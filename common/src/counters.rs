@@ -37,6 +37,10 @@ counters! {
     Probe = "probe",
     /// Connection from outside while inbound capture is off (enrolment in progress, draining, or opted out).
     BypassInbound = "bypass_inbound",
+    /// Connection from outside to a port that is excluded.
+    ExcludedIn = "excluded_in",
+    /// Connection of the app to a port or network that is excluded.
+    ExcludedOut = "excluded_out",
     /// Connection of the app refused because ztunnel does not listen.
     RefusedOut = "refused_out",
     /// Connection from outside refused because ztunnel does not listen.

@@ -11,8 +11,8 @@ mod tuple;
 
 pub use counters::{Counter, Counters, Family};
 pub use pod::{
-    DnsSlot, DnsSlotKey, KernelOffsets, MAX_REROUTE, NodeConfig, PodConfig, PodFlags, SocketNote,
-    SocketVerdict,
+    DnsSlot, DnsSlotKey, ExcludedPort, KernelOffsets, MAX_REROUTE, NodeConfig, PodConfig, PodFlags,
+    SocketNote, SocketVerdict,
 };
 pub use tuple::{Addr, Tuple};
 
@@ -23,6 +23,11 @@ pub const MARK_MASK: u32 = 0xfff;
 /// Mark of a connection older than the enrolment: matches [`ZTUNNEL_MARK`] under [`MARK_MASK`], so that it keeps
 /// going straight out, and can be told from ztunnel's own.
 pub const OLD_MARK: u32 = 0x1000_0539;
+
+/// Mark of what ztunnel sends to the app, once it is on `lo`. The app's accepted socket inherits it
+/// (`tcp_fwmark_accept`), so that its replies go back to ztunnel even where the pod's own connections to the same
+/// peer would go directly. Does not match [`ZTUNNEL_MARK`].
+pub const INSIDE_MARK: u32 = 0x2000_0000;
 
 /// True for a mark that goes straight out: ztunnel's, or an old connection's.
 #[inline(always)]

@@ -21,6 +21,10 @@ impl PodFlags {
     pub const DNS: Self = Self(1 << 3);
     /// Nothing leaves the pod without ztunnel's mark.
     pub const GUARD: Self = Self(1 << 4);
+    /// Some ports of the pod are reached directly.
+    pub const EXCLUDE_INBOUND: Self = Self(1 << 5);
+    /// Some remote ports or networks are reached directly.
+    pub const EXCLUDE_OUTBOUND: Self = Self(1 << 6);
 
     /// True when all of `other`'s bits are set.
     #[inline(always)]
@@ -52,6 +56,16 @@ pub struct PodConfig {
     pub arrive_mark: u32,
     /// Interfaces whose arriving TCP is the pod's own outbound traffic; zeros at the end.
     pub reroute_ifindex: [u32; MAX_REROUTE],
+}
+
+/// Key of the map of excluded ports.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExcludedPort {
+    /// Network order.
+    pub port: u16,
+    /// 1 for remote ports, 0 for the pod's own.
+    pub outbound: u16,
 }
 
 /// The one entry of the node's configuration map.
@@ -102,6 +116,10 @@ impl DnsSlot {
 pub struct KernelOffsets {
     /// `struct sock_common`, `skc_state`.
     pub skc_state: u32,
+    /// `struct sock_common`, `skc_family`.
+    pub skc_family: u32,
+    /// `struct sock_common`, `skc_daddr`.
+    pub skc_daddr: u32,
     /// `struct sock`, `sk_rx_dst_ifindex`.
     pub sk_rx_dst_ifindex: u32,
     /// `struct sock`, `sk_dst_cache`.
@@ -118,7 +136,7 @@ pub struct KernelOffsets {
 pub enum SocketVerdict {
     /// Marked as older than the enrolment.
     Adopted = 1,
-    /// Carries a mark already.
+    /// Carries ztunnel's mark.
     Marked = 2,
     /// Goes over `lo`: captured, or the pod talking to itself.
     Captured = 3,
@@ -126,6 +144,8 @@ pub enum SocketVerdict {
     Unfinished = 4,
     /// The kernel refused the mark.
     Failed = 5,
+    /// Has been marked as older than the enrolment before.
+    Old = 6,
 }
 
 /// One record of the adopt iterator's output.
@@ -136,17 +156,22 @@ pub struct SocketNote {
     pub verdict: u32,
     /// errno of the refusal, 0 otherwise.
     pub errno: i32,
+    /// 1 for a connection over IPv6, 0 for IPv4 (also by a dual-stack socket).
+    pub v6: u32,
 }
 
 const _: () = assert!(size_of::<PodConfig>() == 8 + 4 * MAX_REROUTE);
-const _: () = assert!(size_of::<NodeConfig>() == 8 && size_of::<KernelOffsets>() == 20);
+const _: () = assert!(size_of::<NodeConfig>() == 8 && size_of::<KernelOffsets>() == 28);
+const _: () = assert!(size_of::<ExcludedPort>() == 4);
 const _: () = assert!(size_of::<DnsSlotKey>() == 4 && size_of::<DnsSlot>() == 48);
-const _: () = assert!(size_of::<SocketNote>() == 8);
+const _: () = assert!(size_of::<SocketNote>() == 12);
 
 #[cfg(feature = "user")]
 mod user {
-    use super::{DnsSlot, DnsSlotKey, KernelOffsets, NodeConfig, PodConfig};
+    use super::{DnsSlot, DnsSlotKey, ExcludedPort, KernelOffsets, NodeConfig, PodConfig};
 
+    // SAFETY: two half words, no padding, every bit pattern is valid.
+    unsafe impl aya::Pod for ExcludedPort {}
     // SAFETY: words only, no padding, every bit pattern is valid.
     unsafe impl aya::Pod for KernelOffsets {}
     // SAFETY: words only, no padding, every bit pattern is valid.

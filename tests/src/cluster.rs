@@ -83,7 +83,16 @@ impl Cluster {
     /// # Errors
     /// When there is no such program.
     pub fn start_agent(&mut self) -> Result<()> {
-        let mut child = Child::start(self.agent_command()?.stderr(Stdio::piped()).stdin(Stdio::null()))?;
+        self.start_agent_with(&[])
+    }
+
+    /// The same with more flags.
+    ///
+    /// # Errors
+    /// When there is no such program.
+    pub fn start_agent_with(&mut self, flags: &[&str]) -> Result<()> {
+        let mut command = self.agent_command()?;
+        let mut child = Child::start(command.args(flags).stderr(Stdio::piped()).stdin(Stdio::null()))?;
         let log = Arc::new(Mutex::new(String::new()));
         let (lines, kept) = (BufReader::new(child.stderr().context("a pipe")?).lines(), log.clone());
         std::thread::spawn(move || {
@@ -143,6 +152,28 @@ impl Cluster {
             .map_or_else(String::new, |agent| agent.log.lock().expect("nobody panics with it").clone())
     }
 
+    /// Resident memory of the agent.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn agent_memory_kb(&self) -> Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.agent_pid()?))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        Ok(line.trim().trim_end_matches(" kB").parse()?)
+    }
+
+    /// Open descriptors of the agent.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn agent_descriptors(&self) -> Result<usize> {
+        Ok(fs::read_dir(format!("/proc/{}/fd", self.agent_pid()?))?.count())
+    }
+
+    fn agent_pid(&self) -> Result<nix::unistd::Pid> {
+        Ok(self.agent.as_ref().context("no agent runs")?.child.pid())
+    }
+
     /// Makes a namespace object.
     pub fn namespace(&self, name: &str, in_mesh: bool) {
         let labels: &[(&str, &str)] = if in_mesh { &[(MODE, "ambient")] } else { &[] };
@@ -158,14 +189,38 @@ impl Cluster {
         // Every agent of the machine looks into the same /proc: no two worlds may share a UID.
         let random = rand::random::<u128>();
         let uid = format!("{:08x}-0000-4000-8000-{:012x}", random >> 96, random & 0xffff_ffff_ffff);
+        self.run_pod(namespace, host, uid)
+    }
+
+    /// A pod's sandbox is made anew: the same object, another namespace with other addresses, another process.
+    ///
+    /// # Errors
+    /// When the kernel refuses any part.
+    pub fn replace_sandbox(&self, old: Pod) -> Result<Pod> {
+        let Pod { host, namespace, uid, _process: process, _cgroup: cgroup } = old;
+        let families = match (host.v4, host.v6) {
+            (Some(_), Some(_)) => Families::Dual,
+            (Some(_), None) => Families::V4,
+            _ => Families::V6,
+        };
+        let name = host.name().to_owned();
+        drop((process, cgroup, host));
+        world::forget_name(&name)?;
+        self.run_pod(&namespace, self.world.pod(&name, families)?, uid)
+    }
+
+    fn run_pod(&self, namespace: &str, host: Host, uid: String) -> Result<Pod> {
         let cgroup = Cgroup::new(&format!("{}/kubepods/pod{uid}/main", self.world.id()))?;
         let mut command = Command::new(gear()?);
         let process = Child::start_in(&host, command.arg("pause").stdin(Stdio::piped()))?;
         cgroup.add(process.pid())?;
         let ips: Vec<_> = world::addresses(&host).iter().map(|ip| json!({ "ip": ip })).collect();
         let first = world::addresses(&host)[0];
+        let annotations = self.api.pod(namespace, host.name()).and_then(|pod| pod.metadata.annotations);
         self.api.put_pod(json!({
-            "metadata": { "namespace": namespace, "name": name, "uid": uid },
+            "metadata": {
+                "namespace": namespace, "name": host.name(), "uid": uid, "annotations": annotations,
+            },
             "spec": {
                 "nodeName": NODE,
                 "serviceAccountName": "default",
@@ -195,13 +250,26 @@ impl Cluster {
     ///
     /// # Errors
     /// When it does not happen in ten seconds; the error has the agent's log.
-    pub fn wait(&self, what: &str, mut done: impl FnMut() -> bool) -> Result<Duration> {
+    pub fn wait(&self, what: &str, done: impl FnMut() -> bool) -> Result<Duration> {
+        self.wait_for(what, Duration::from_secs(10), done)
+    }
+
+    /// The same with another patience.
+    ///
+    /// # Errors
+    /// As [`Cluster::wait`].
+    pub fn wait_for(
+        &self,
+        what: &str,
+        patience: Duration,
+        mut done: impl FnMut() -> bool,
+    ) -> Result<Duration> {
         let began = Instant::now();
         while !done() {
             if INTERRUPTED.load(Ordering::SeqCst) {
                 bail!("interrupted");
             }
-            if began.elapsed() > Duration::from_secs(10) {
+            if began.elapsed() > patience {
                 bail!("never: {what}; the agent says:\n{}", self.agent_log());
             }
             std::thread::sleep(Duration::from_millis(2));

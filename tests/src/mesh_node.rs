@@ -8,8 +8,11 @@ use std::{
 
 use anyhow::{Context, Result};
 use weir_agent::{
-    domain::workload::{PodUid, WorkloadInfo},
-    kernel::{Adopted, Objects},
+    domain::{
+        overrides::{Defaults, Overrides},
+        workload::{PodUid, WorkloadInfo},
+    },
+    kernel::{Objects, OldConnections},
     netns::sockets,
     redirect::{Owner, Redirector, Settings},
 };
@@ -44,7 +47,7 @@ impl MeshNode {
     /// When the kernel refuses any part.
     pub fn new() -> Result<Self> {
         let world = World::new()?;
-        let settings = Settings { root: PathBuf::from(PIN_ROOT), proc: "/proc".into(), dns: true };
+        let settings = Settings { root: PathBuf::from(PIN_ROOT), proc: "/proc".into() };
         let redirector = Redirector::open(settings, &Objects::get()?)?;
         let kubelet = Cgroup::new(&format!("{}/kubelet", world.id()))?;
         redirector.exempt(kubelet.path(), world.node.netns())?;
@@ -85,13 +88,21 @@ impl MeshNode {
     ///
     /// # Errors
     /// When a step fails, or the path does not verify.
-    pub fn capture(&self, pod: &Host) -> Result<Adopted> {
+    pub fn capture(&self, pod: &Host) -> Result<OldConnections> {
+        self.capture_as(pod, &Overrides::none(Defaults::default()))
+    }
+
+    /// The same with overrides; on a captured pod they are laid over what is there.
+    ///
+    /// # Errors
+    /// As [`MeshNode::capture`].
+    pub fn capture_as(&self, pod: &Host, overrides: &Overrides) -> Result<OldConnections> {
         self.redirector.prepare(&Self::owner(pod), pod.netns())?;
         self.serve(pod, &self.ztunnel)?;
-        let adopted = self.redirector.switch_on(pod.netns())?;
-        let missing = self.redirector.verify(pod.netns())?;
+        let old = self.redirector.switch_on(pod.netns(), overrides)?;
+        let missing = self.redirector.verify(pod.netns(), overrides)?;
         anyhow::ensure!(missing.is_empty(), "missing: {}", missing.join(", "));
-        Ok(adopted)
+        Ok(old)
     }
 
     /// Lets a stand-in serve a pod.

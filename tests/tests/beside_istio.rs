@@ -1,5 +1,6 @@
 //! The same traffic through the rules that Istio's agent puts into a pod, with the same stand-in for ztunnel: what
 //! weir is compared with, and that the comparison is a fair one.
+#![cfg(feature = "root")]
 
 use std::{
     io::Write,

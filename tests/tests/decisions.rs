@@ -2,13 +2,14 @@
 //! nonsense. What is not understood goes on untouched, bit by bit; guard drops what claims to be TCP.
 //!
 //! Packets are random. The seed is printed; `WEIR_SEED` in the environment sets it.
+#![cfg(feature = "root")]
 
 use std::net::IpAddr;
 
 use aya::{TestRun, TestRunOptions, programs::SchedClassifier};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use weir_agent::kernel::Hook;
-use weir_common::{Counter, ZTUNNEL_MARK};
+use weir_common::{Counter, INSIDE_MARK, ZTUNNEL_MARK};
 use weir_tests::{
     mesh_node::MeshNode,
     world::{Families, Host, PIN_ROOT},
@@ -284,7 +285,7 @@ fn local_rewrites_dns_and_nothing_else() {
                 };
                 let done = f.run(Hook::Local, mark, &packet);
                 assert_eq!(done.verdict, PASS, "{:?}", read(&packet));
-                assert_eq!(done.mark, if mark == ZTUNNEL_MARK { 0 } else { mark });
+                assert_eq!(done.mark, if mark == ZTUNNEL_MARK { INSIDE_MARK } else { mark });
                 if !query {
                     assert_eq!(done.packet, packet, "{:?}", read(&packet));
                     continue;

@@ -1,5 +1,6 @@
 //! Pods of one family and of both, with several addresses, with IPv6 switched off in various ways: what they have is
 //! captured, and afterwards everything is as it was.
+#![cfg(feature = "root")]
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -52,7 +53,7 @@ impl Fixture {
 
     /// Captures, walks, lets go: the namespace must be what it was before.
     fn check(&self, walks: impl FnOnce(&Self)) {
-        let before = state(&self.pod);
+        let before = settled(&self.pod);
         self.node.capture(&self.pod).unwrap();
         let captured = state(&self.pod);
         assert_ne!(before, captured, "the comparison sees nothing");
@@ -111,6 +112,19 @@ impl Fixture {
         assert!(self.node.ztunnel.log().accepted().is_empty(), "{to}");
         let counted = difference(&before, &self.node.counters(&self.pod).unwrap());
         assert!(counted.iter().all(|(name, _)| *name == "self_call"), "{to}: {counted:?}");
+    }
+}
+
+/// The state once it does not change any more: a link-local address comes by itself, a moment after its link.
+fn settled(pod: &Host) -> Vec<(String, String)> {
+    let mut before = state(pod);
+    loop {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let now = state(pod);
+        if now == before {
+            return now;
+        }
+        before = now;
     }
 }
 

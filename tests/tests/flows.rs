@@ -1,5 +1,6 @@
 //! Very many connections: from one source port, over few destinations, under SYN cookies, while ztunnel is replaced.
 //! None may fail. With `WEIR_LONG=1` in the environment the numbers are those the project promises; without, a fifth.
+#![cfg(feature = "root")]
 
 use std::{
     net::SocketAddr,

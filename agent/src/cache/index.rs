@@ -75,16 +75,14 @@ impl Index {
         changed
     }
 
-    /// The pod of this UID has gone. Its name may belong to a successor by now, which stays.
+    /// The pod of this UID has gone. Had a successor of its name come before, it would be gone already.
     pub fn delete_pod(&mut self, uid: &PodUid) -> Vec<PodUid> {
         let Some(Entry { pod, .. }) = self.pods.remove(uid) else {
             return Vec::new();
         };
         let name = &pod.info.namespace;
         if let Some(namespace) = self.namespaces.get_mut(name) {
-            if namespace.pods.get(&pod.info.name) == Some(uid) {
-                namespace.pods.remove(&pod.info.name);
-            }
+            namespace.pods.remove(&pod.info.name);
             self.drop_if_empty(name);
         }
         vec![uid.clone()]

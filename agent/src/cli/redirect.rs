@@ -7,7 +7,10 @@ use clap::{Args, Subcommand};
 
 use super::{Degraded, Paths};
 use crate::{
-    domain::workload::{PodUid, WorkloadInfo},
+    domain::{
+        overrides::{Defaults, Overrides},
+        workload::{PodUid, WorkloadInfo},
+    },
     kernel::Objects,
     netns::Netns,
     preflight,
@@ -44,21 +47,21 @@ enum Action {
 pub fn run(args: &RedirectArgs) -> Result<()> {
     preflight::check(&args.paths)?;
     let netns = Netns::open(&args.netns)?;
-    let settings =
-        Settings { root: args.paths.bpffs.clone(), proc: args.paths.proc.clone(), dns: !args.no_dns };
+    let settings = Settings { root: args.paths.bpffs.clone(), proc: args.paths.proc.clone() };
+    let overrides = Overrides::none(Defaults { dns: !args.no_dns, ..Defaults::default() });
     let redirector = Redirector::open(settings, &Objects::get()?)?;
     match args.action {
         Action::Enable => {
             redirector.prepare(&by_hand(&netns), &netns).context("preparing")?;
-            let adopted = redirector.switch_on(&netns).context("switching on")?;
-            println!("captured; {} older connections go on", adopted.adopted);
+            let old = redirector.switch_on(&netns, &overrides).context("switching on")?;
+            println!("captured; {} older connections go on", old.left);
         }
         Action::Disable => {
             redirector.drain(&netns, GRACE).context("draining")?;
             redirector.switch_off(&netns).context("switching off")?;
             println!("not captured");
         }
-        Action::Show => show(&redirector, &netns)?,
+        Action::Show => show(&redirector, &netns, &overrides)?,
     }
     Ok(())
 }
@@ -70,7 +73,7 @@ fn by_hand(netns: &Netns) -> Owner {
     Owner { uid: PodUid::from(name.as_str()), info }
 }
 
-fn show(redirector: &Redirector, netns: &Netns) -> Result<()> {
+fn show(redirector: &Redirector, netns: &Netns, overrides: &Overrides) -> Result<()> {
     let Some(pinned) = redirector.pinned().into_iter().find(|pod| pod.record.cookie == netns.cookie()) else {
         println!("not captured");
         return Ok(());
@@ -82,7 +85,7 @@ fn show(redirector: &Redirector, netns: &Netns) -> Result<()> {
             println!("  {:<20} {total}", counter.name());
         }
     }
-    let missing = redirector.verify(netns)?;
+    let missing = redirector.verify(netns, overrides)?;
     if !missing.is_empty() {
         bail!(Degraded(format!("missing: {}", missing.join(", "))));
     }

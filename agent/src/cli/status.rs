@@ -69,7 +69,11 @@ fn row(pod: Pinned, now: u64) -> Row {
             ipv4: pod.counters.get(counter, Family::V4),
             ipv6: pod.counters.get(counter, Family::V6),
         })
-        .collect();
+        .collect::<Vec<_>>();
+    let old = [("adopted", pod.old.adopted), ("expired", pod.old.expired)]
+        .map(|(reason, [ipv4, ipv6])| Count { reason, ipv4, ipv6 });
+    let old = old.into_iter().filter(|count| count.ipv4 + count.ipv6 > 0);
+    let counters = counters.into_iter().chain(old).collect();
     Row {
         namespace: pod.record.namespace,
         name: pod.record.name,

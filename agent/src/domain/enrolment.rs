@@ -114,15 +114,6 @@ impl Enrolment {
             self.done = Done { prepared: false, switched_on: false, verified: false, ..self.done };
             self.set_up_for = None;
         }
-        self.settle();
-    }
-
-    /// What failed before is history once the aim is reached, by whatever way: a patch that failed may
-    /// have been applied all the same.
-    fn settle(&mut self) {
-        if self.reached() {
-            self.last_failure = None;
-        }
     }
 
     /// Starts a new attempt.
@@ -239,7 +230,9 @@ impl Enrolment {
             Ok(()) => self.succeeded(step),
             Err(failure) => self.broke_off(step, failure),
         }
-        self.settle();
+        if self.reached() {
+            self.last_failure = None;
+        }
     }
 
     fn succeeded(&mut self, step: Step) {

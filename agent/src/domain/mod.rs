@@ -6,6 +6,7 @@ pub mod eligibility;
 pub mod enrolment;
 pub mod names;
 pub mod notice;
+pub mod overrides;
 pub mod reason;
 pub mod record;
 pub mod selector;

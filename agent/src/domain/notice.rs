@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{enrolment::Step, reason::Failure, workload::Pod};
+use super::{enrolment::Step, overrides::BadAnnotation, reason::Failure, workload::Pod};
 
 /// One thing that happened to one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,4 +32,6 @@ pub enum What {
     Repaired,
     /// The pod has left the mesh.
     Unenrolled,
+    /// An annotation means nothing; the default holds.
+    BadAnnotation(BadAnnotation),
 }

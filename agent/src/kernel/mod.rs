@@ -1,13 +1,14 @@
 //! The kernel side: loading programs, pins, maps. One of the two rooms where `unsafe` may live.
 
 mod btf;
+pub mod heap;
 mod node;
 mod object;
 mod pod;
 
 pub use node::{Adopted, NodeObjects};
 pub use object::{ObjectError, Objects};
-pub use pod::{Hook, PodDir, PodPrograms, ProgramCost, raw_fd};
+pub use pod::{Hook, OldConnections, PodDir, PodPrograms, ProgramCost, raw_fd};
 
 use std::{io, path::PathBuf};
 

@@ -5,17 +5,19 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
     sync::Mutex,
+    time::Duration,
 };
 
 use aya::{
-    EbpfLoader,
-    maps::{Array, HashMap, Map, MapData, PerCpuArray},
+    EbpfLoader, Pod,
+    maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, lpm_trie::Key},
     programs::{
         ProgramFd, SchedClassifier, SkLookup,
         links::{FdLink, PinnedLink},
     },
 };
-use weir_common::{Addr, Counters, PodConfig};
+use nix::time::{ClockId, clock_gettime};
+use weir_common::{Addr, Counters, ExcludedPort, PodConfig};
 
 use super::{KernelError, Objects};
 use crate::domain::record::{LAYOUT, Record};
@@ -45,6 +47,19 @@ impl Hook {
     }
 }
 
+/// Connections older than the enrolment, IPv4 and IPv6.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OldConnections {
+    /// Since when the pod is captured, on CLOCK_BOOTTIME; zero before that.
+    pub captured_at: Duration,
+    /// Found at enrolment.
+    pub adopted: [u64; 2],
+    /// Ended by their deadline.
+    pub expired: [u64; 2],
+    /// Still there, both families, where somebody has looked.
+    pub left: u64,
+}
+
 /// What a program costs the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProgramCost {
@@ -55,7 +70,7 @@ pub struct ProgramCost {
 }
 
 /// Maps that are pinned with the pod. The node's map is opened by its own pin.
-const MAPS: [&str; 6] = ["CONFIG", "COUNTERS", "LISTENERS", "OWN", "INSIDE", "DNS_SLOTS"];
+const MAPS: [&str; 8] = ["CONFIG", "COUNTERS", "LISTENERS", "OWN", "INSIDE", "PORTS", "CIDRS", "DNS_SLOTS"];
 /// Room for a record: names of Kubernetes are at most 253 bytes each.
 const RECORD: usize = 4096;
 const STEER_LINK: &str = "steer_link";
@@ -139,6 +154,42 @@ impl PodDir {
         Ok(program.info().map_err(KernelError::load("a pinned program"))?.id())
     }
 
+    /// Whether the map of the pod's own addresses says exactly this.
+    pub fn has_own(&self, addresses: &[Addr]) -> Result<bool, KernelError> {
+        let map = Map::HashMap(self.map("OWN")?);
+        let map: HashMap<_, Addr, u8> = HashMap::try_from(map).map_err(KernelError::load("OWN"))?;
+        let present: Vec<Addr> = map.keys().flatten().collect();
+        Ok(addresses.iter().all(|own| present.contains(own))
+            && present.iter().all(|own| addresses.contains(own)))
+    }
+
+    /// How many connections were older than the enrolment, and were ended for it.
+    pub fn old_connections(&self) -> Result<OldConnections, KernelError> {
+        let [a4, a6, e4, e6, at] = self.old_map()?.get(&0, 0).map_err(KernelError::load("OLD"))?;
+        let captured_at = Duration::from_millis(at);
+        Ok(OldConnections { captured_at, adopted: [a4, a6], expired: [e4, e6], left: 0 })
+    }
+
+    /// Notes that the pod is captured from now on, and how many connections are older than that.
+    pub fn captured_now(&self, adopted: [u64; 2]) -> Result<(), KernelError> {
+        let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default();
+        let mut map = self.old_map()?;
+        let [a4, a6, e4, e6, _] = map.get(&0, 0).map_err(KernelError::load("OLD"))?;
+        let at = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        map.set(0, [a4 + adopted[0], a6 + adopted[1], e4, e6, at], 0).map_err(KernelError::load("OLD"))
+    }
+
+    /// Counts connections that were ended. Only the agent writes here, one step of a pod at a time.
+    pub fn count_expired(&self, expired: [u64; 2]) -> Result<(), KernelError> {
+        let mut map = self.old_map()?;
+        let [a4, a6, e4, e6, at] = map.get(&0, 0).map_err(KernelError::load("OLD"))?;
+        map.set(0, [a4, a6, e4 + expired[0], e6 + expired[1], at], 0).map_err(KernelError::load("OLD"))
+    }
+
+    fn old_map(&self) -> Result<Array<MapData, [u64; 5]>, KernelError> {
+        Array::try_from(Map::Array(self.map("OLD")?)).map_err(KernelError::load("OLD"))
+    }
+
     /// What the kernel says of a tc program: how much it had to verify, how large it became.
     pub fn program_cost(&self, hook: Hook) -> Result<ProgramCost, KernelError> {
         let program = SchedClassifier::from_pin(self.path.join(hook.name()))
@@ -161,7 +212,9 @@ impl PodDir {
         let mut map: Array<MapData, [u8; RECORD]> =
             Array::create(1, 0).map_err(KernelError::load("the pod's record"))?;
         map.set(0, bytes, 0).map_err(KernelError::load("the pod's record"))?;
-        map.pin(self.path.join("RECORD")).map_err(KernelError::load("the pod's record"))
+        map.pin(self.path.join("RECORD")).map_err(KernelError::load("the pod's record"))?;
+        let old: Array<MapData, [u64; 5]> = Array::create(1, 0).map_err(KernelError::load("OLD"))?;
+        old.pin(self.path.join("OLD")).map_err(KernelError::load("OLD"))
     }
 
     /// Reads the pod's record.
@@ -205,14 +258,54 @@ impl PodDir {
 
     /// Makes the map of the pod's own addresses say exactly this.
     pub fn set_own(&self, addresses: &[Addr]) -> Result<(), KernelError> {
-        let mut map: HashMap<_, Addr, u8> =
-            HashMap::try_from(Map::HashMap(self.map("OWN")?)).map_err(KernelError::load("OWN"))?;
-        for address in addresses {
-            map.insert(address, 1, 0).map_err(KernelError::load("OWN"))?;
+        self.set_members("OWN", addresses)
+    }
+
+    /// Makes the map of excluded ports say exactly this.
+    pub fn set_excluded_ports(&self, ports: &[ExcludedPort]) -> Result<(), KernelError> {
+        self.set_members("PORTS", ports)
+    }
+
+    /// The map of excluded ports.
+    pub fn excluded_ports(&self) -> Result<Vec<ExcludedPort>, KernelError> {
+        let map = Map::HashMap(self.map("PORTS")?);
+        let map: HashMap<_, ExcludedPort, u8> = HashMap::try_from(map).map_err(KernelError::load("PORTS"))?;
+        Ok(map.keys().flatten().collect())
+    }
+
+    /// The map of excluded networks.
+    pub fn excluded_networks(&self) -> Result<Vec<(Addr, u32)>, KernelError> {
+        let map = Map::LpmTrie(self.map("CIDRS")?);
+        let map: LpmTrie<_, Addr, u8> = LpmTrie::try_from(map).map_err(KernelError::load("CIDRS"))?;
+        Ok(map.keys().flatten().map(|key| (key.data(), key.prefix_len())).collect())
+    }
+
+    /// Makes the map of excluded networks say exactly this; prefixes count in mapped addresses.
+    pub fn set_excluded_networks(&self, networks: &[(Addr, u32)]) -> Result<(), KernelError> {
+        let map = Map::LpmTrie(self.map("CIDRS")?);
+        let mut map: LpmTrie<_, Addr, u8> = LpmTrie::try_from(map).map_err(KernelError::load("CIDRS"))?;
+        let present: Vec<Key<Addr>> = map.keys().flatten().collect();
+        for (address, prefix) in networks {
+            map.insert(&Key::new(*prefix, *address), 1, 0).map_err(KernelError::load("CIDRS"))?;
         }
-        let stale: Vec<Addr> = map.keys().flatten().filter(|old| !addresses.contains(old)).collect();
-        for address in stale {
-            map.remove(&address).map_err(KernelError::load("OWN"))?;
+        for key in present {
+            if !networks.contains(&(key.data(), key.prefix_len())) {
+                map.remove(&key).map_err(KernelError::load("CIDRS"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a hash map that is a set have exactly these members: new ones first.
+    fn set_members<K: Pod + PartialEq>(&self, name: &'static str, members: &[K]) -> Result<(), KernelError> {
+        let map = Map::HashMap(self.map(name)?);
+        let mut map: HashMap<_, K, u8> = HashMap::try_from(map).map_err(KernelError::load(name))?;
+        for member in members {
+            map.insert(member, 1, 0).map_err(KernelError::load(name))?;
+        }
+        let stale: Vec<K> = map.keys().flatten().filter(|old| !members.contains(old)).collect();
+        for member in stale {
+            map.remove(&member).map_err(KernelError::load(name))?;
         }
         Ok(())
     }
@@ -251,7 +344,7 @@ pub fn raw_fd(fd: &ProgramFd) -> u32 {
     fd.as_fd().as_raw_fd().cast_unsigned()
 }
 
-fn remove_file(path: &Path) -> Result<(), KernelError> {
+pub(super) fn remove_file(path: &Path) -> Result<(), KernelError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(KernelError::pin("removing", path)(error))

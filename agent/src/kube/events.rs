@@ -71,6 +71,7 @@ fn event(what: &What) -> Event {
             "Repair",
             "The pod had lost a part of its redirection; it is complete again.".to_owned(),
         ),
+        What::BadAnnotation(bad) => (EventType::Warning, "BadAnnotation", "Enrol", bad.to_string()),
         What::Unenrolled => {
             (EventType::Normal, "Unenrolled", "Unenrol", "The pod has left the mesh.".to_owned())
         }

@@ -162,3 +162,88 @@ fn describe(error: &watcher::Error) -> String {
     };
     format!("{error}{remedy}").replace('\n', " ")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::Cell, collections::VecDeque, future};
+
+    use futures::stream;
+
+    use super::*;
+    use crate::domain::workload::{PodUid, testing::pod};
+
+    /// What a watch does next.
+    enum Script {
+        Tells(watcher::Result<Event<Pod>>),
+        IsQuietFor(Duration),
+    }
+    use Script::{IsQuietFor, Tells};
+
+    /// Plays each script as one watch, the last of them ending in silence; for ten minutes.
+    async fn play(scripts: Vec<Vec<Script>>) -> (Pods, usize) {
+        let cache = Pods::new(AgentConfig::default().policy());
+        let started = Cell::new(0);
+        let scripts = std::cell::RefCell::new(VecDeque::from(scripts));
+        let start = || {
+            started.set(started.get() + 1);
+            let script = scripts.borrow_mut().pop_front().unwrap_or_default();
+            let told = stream::iter(script).filter_map(|next| async {
+                match next {
+                    Tells(event) => Some(event),
+                    IsQuietFor(time) => {
+                        tokio::time::sleep(time).await;
+                        None
+                    }
+                }
+            });
+            told.chain(stream::once(future::pending()))
+        };
+        let feed = Feed { cache: &cache, source: Source::Pods };
+        let follow = follow(start, Some, feed, apply_pods);
+        assert!(timeout(Duration::from_secs(600), follow).await.is_err(), "follows for ever");
+        (cache, started.get())
+    }
+
+    fn knows(cache: &Pods, uid: &str) -> bool {
+        cache.get(&PodUid::from(uid)).is_some()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_counts_only_when_it_is_complete() {
+        let list = |uid, name| Tells(Ok(Event::InitApply(pod(uid, "ns", name))));
+        let first = vec![Tells(Ok(Event::Init)), list("u1", "a"), Tells(Ok(Event::InitDone))];
+        // A second one begins, and breaks off.
+        let broken = [Tells(Ok(Event::Init)), list("u2", "b"), Tells(Err(watcher::Error::NoResourceVersion))];
+        let (cache, _) = play(vec![first.into_iter().chain(broken).collect()]).await;
+        assert!(knows(&cache, "u1") && !knows(&cache, "u2"));
+        // And is asked for again from the start.
+        let whole = vec![Tells(Ok(Event::Init)), list("u3", "c"), Tells(Ok(Event::InitDone))];
+        let stuck = vec![Tells(Ok(Event::Init)), list("u2", "b")];
+        let (cache, started) = play(vec![stuck, whole]).await;
+        assert!(knows(&cache, "u3") && !knows(&cache, "u2"));
+        assert_eq!((started, cache.sync().pods.listed, cache.sync().pods.error), (2, true, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_list_that_moves_on_is_not_given_up() {
+        let slow = LIST_PATIENCE - Duration::from_secs(1);
+        let mut script = vec![Tells(Ok(Event::Init))];
+        for n in 0..3 {
+            script.push(IsQuietFor(slow));
+            script.push(Tells(Ok(Event::InitApply(pod(&format!("u{n}"), "ns", &format!("p{n}"))))));
+        }
+        script.push(Tells(Ok(Event::InitDone)));
+        let (cache, started) = play(vec![script]).await;
+        assert_eq!((started, cache.list().len()), (1, 3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_is_quiet_after_a_failure_works_and_one_that_keeps_failing_does_not() {
+        let fails = || Tells(Err(watcher::Error::NoResourceVersion));
+        let (cache, _) = play(vec![vec![fails(), IsQuietFor(Duration::from_secs(500))]]).await;
+        assert_eq!(cache.sync().pods.error, None);
+        let failing = (0..30).flat_map(|_| [fails(), IsQuietFor(Duration::from_secs(30))]);
+        let (cache, _) = play(vec![failing.collect()]).await;
+        assert!(cache.sync().pods.error.is_some());
+    }
+}

@@ -3,6 +3,7 @@
 
 pub mod discover;
 pub mod interfaces;
+pub mod monitor;
 pub mod netlink;
 pub mod sockets;
 pub mod sysctl;
@@ -38,6 +39,9 @@ pub enum NetnsError {
         "entering the network namespace: {0} (needs CAP_SYS_ADMIN, and a descriptor of a network namespace)"
     )]
     Enter(io::Error),
+    /// Changes cannot be listened to.
+    #[error("listening to changes of interfaces: {0}")]
+    Monitor(io::Error),
     /// The kernel does not say which namespace it is.
     #[error("SO_NETNS_COOKIE: {0} (needs Linux 5.14)")]
     Cookie(io::Error),

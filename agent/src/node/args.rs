@@ -5,11 +5,13 @@ use std::{fs, path::PathBuf, time::Duration};
 use anyhow::Result;
 use clap::Args;
 
+use super::kubelet::Exempt;
 use crate::{
     cli::{Paths, Usage},
     domain::{
         config::{AgentConfig, namespace_list},
         eligibility::EnablementSelectors,
+        overrides::{Existing, duration},
     },
     zds::server,
 };
@@ -55,9 +57,19 @@ pub struct AgentArgs {
     /// A user besides root that ztunnel may run as.
     #[arg(long, env = "WEIR_ZTUNNEL_UID", value_name = "UID")]
     ztunnel_uid: Option<u32>,
-    /// The kubelet's cgroup (v2), whose connections are not captured [default: looked for].
+    /// Whose connections to pods are not captured: `kubelet` for the kubelet's cgroup, `host` for every process in
+    /// the host's network namespace, `off`.
+    #[arg(long, env = "WEIR_PROBE_EXEMPTION", default_value = "kubelet")]
+    probe_exemption: String,
+    /// The kubelet's cgroup (v2) [default: looked for].
     #[arg(long, env = "WEIR_KUBELET_CGROUP", value_name = "DIR")]
-    pub kubelet_cgroup: Option<PathBuf>,
+    kubelet_cgroup: Option<PathBuf>,
+    /// What becomes of connections older than the enrolment, where a pod does not say: `keep`, `reset`, or a time.
+    #[arg(long, env = "WEIR_EXISTING_CONNECTIONS", default_value = "10m", value_name = "POLICY")]
+    existing_connections: String,
+    /// How often every enrolled pod is looked at.
+    #[arg(long, env = "WEIR_VERIFY_INTERVAL", default_value = "10s", value_name = "TIME")]
+    verify_interval: String,
     /// Logs as JSON.
     #[arg(long, env = "WEIR_LOG_JSON")]
     pub log_json: bool,
@@ -101,7 +113,37 @@ impl AgentArgs {
         config.pod_name = self.pod_name.clone().or(config.pod_name);
         config.pod_namespace = self.pod_namespace.clone().or(config.pod_namespace);
         config.check().map_err(|error| usage(error.to_string()))?;
+        // Told at once, not when they are first needed.
+        self.probes()?;
+        self.existing()?;
+        self.verify_interval()?;
         Ok(config)
+    }
+
+    /// Whose connections are exempt.
+    pub(super) fn probes(&self) -> Result<Exempt> {
+        match (self.probe_exemption.as_str(), &self.kubelet_cgroup) {
+            ("kubelet", Some(cgroup)) => Ok(Exempt::Cgroup(cgroup.clone())),
+            ("kubelet", None) => Ok(Exempt::Kubelet),
+            ("host", _) => Ok(Exempt::Host),
+            ("off", _) => Ok(Exempt::Nobody),
+            (other, _) => {
+                Err(Usage(format!("--probe-exemption: {other:?} is none of kubelet, host, off")).into())
+            }
+        }
+    }
+
+    /// How often every enrolled pod is looked at.
+    pub(super) fn verify_interval(&self) -> Result<Duration> {
+        let text = self.verify_interval.as_str();
+        let wrong = || Usage(format!("--verify-interval: {text:?} is no time such as 10s or 500ms"));
+        Ok(duration(text).filter(|time| !time.is_zero()).ok_or_else(wrong)?)
+    }
+
+    /// What becomes of connections older than the enrolment.
+    pub(super) fn existing(&self) -> Result<Existing> {
+        let wrong = || Usage(format!("--existing-connections: {:?} is no policy", self.existing_connections));
+        Ok(Existing::parse(&self.existing_connections).ok_or_else(wrong)?)
     }
 
     /// Where to listen for ztunnel.

@@ -3,10 +3,15 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tokio::sync::mpsc::Sender;
+use tracing::warn;
 use weir_common::PodFlags;
 
+use super::tracked::Tracked;
 use crate::{
     domain::{
+        notice::{Notice, What},
+        overrides::{Defaults, Overrides},
         reason::{Failure, Reason},
         workload::{Pod, PodUid},
     },
@@ -25,17 +30,32 @@ const GRACE: Duration = Duration::from_millis(250);
 /// See [`DataPath`].
 pub struct NodeDataPath {
     parts: Arc<Parts>,
+    notices: Sender<Notice>,
 }
 
 struct Parts {
-    redirector: Redirector,
+    redirector: Arc<Redirector>,
     discovery: Discovery,
+    defaults: Defaults,
+    tracked: Tracked,
+}
+
+impl Parts {
+    fn overrides(&self, pod: &Pod) -> Overrides {
+        Overrides::read(&pod.annotations, self.defaults).0
+    }
 }
 
 impl NodeDataPath {
     /// Over these.
-    pub fn new(redirector: Redirector, discovery: Discovery) -> Self {
-        Self { parts: Arc::new(Parts { redirector, discovery }) }
+    pub fn new(
+        redirector: Arc<Redirector>,
+        discovery: Discovery,
+        defaults: Defaults,
+        tracked: Tracked,
+        notices: Sender<Notice>,
+    ) -> Self {
+        Self { parts: Arc::new(Parts { redirector, discovery, defaults, tracked }), notices }
     }
 
     async fn run<T: Send + 'static>(
@@ -90,6 +110,11 @@ impl DataPath for NodeDataPath {
 
     async fn prepare(&self, pod: &Arc<Pod>, netns: &Fd) -> Result<(), Failure> {
         let (owner, fd) = (owner(pod), Arc::clone(netns));
+        for bad in Overrides::read(&pod.annotations, self.parts.defaults).1 {
+            warn!(pod = format!("{}/{}", pod.info.namespace, pod.info.name), uid = %pod.uid, "{bad}");
+            // Best effort: the log has it in any case.
+            let _ = self.notices.try_send(Notice { pod: Arc::clone(pod), what: What::BadAnnotation(bad) });
+        }
         self.run(Reason::PrepareFailed, move |parts| {
             let netns = open(&fd)?;
             parts.redirector.forget(&owner.uid, Some(netns.cookie()))?;
@@ -98,18 +123,27 @@ impl DataPath for NodeDataPath {
         .await
     }
 
-    async fn switch_on(&self, _: &Arc<Pod>, netns: &Fd) -> Result<SwitchedOn, Failure> {
-        let fd = Arc::clone(netns);
+    async fn switch_on(&self, pod: &Arc<Pod>, netns: &Fd) -> Result<SwitchedOn, Failure> {
+        let (fd, pod) = (Arc::clone(netns), Arc::clone(pod));
         self.run(Reason::SwitchOnFailed, move |parts| {
-            let adopted = parts.redirector.switch_on(&open(&fd)?)?;
-            Ok(SwitchedOn { old_connections: adopted.adopted })
+            let old = parts.redirector.switch_on(&open(&fd)?, &parts.overrides(&pod))?;
+            Ok(SwitchedOn { old_connections: usize::try_from(old.left).unwrap_or(usize::MAX) })
         })
         .await
     }
 
-    async fn verify(&self, _: &Arc<Pod>, netns: &Fd) -> Result<(), Vec<String>> {
-        let fd = Arc::clone(netns);
-        let missing = self.run(Reason::VerifyFailed, move |parts| parts.redirector.verify(&open(&fd)?));
+    async fn verify(&self, pod: &Arc<Pod>, netns: &Fd) -> Result<(), Vec<String>> {
+        let (fd, pod) = (Arc::clone(netns), Arc::clone(pod));
+        let (runtime, tracked) = (tokio::runtime::Handle::current(), Arc::clone(&pod));
+        let missing = self.run(Reason::VerifyFailed, move |parts| {
+            let (netns, overrides) = (open(&fd)?, parts.overrides(&tracked));
+            // Before the look: what changes after it is heard.
+            let _runtime = runtime.enter();
+            let captured_at = parts.redirector.captured_at(&netns)?;
+            let name = format!("{}/{}", tracked.info.namespace, tracked.info.name);
+            parts.tracked.add(&tracked.uid, name, netns.clone(), captured_at, overrides.existing);
+            parts.redirector.verify(&netns, &overrides)
+        });
         match missing.await {
             Ok(missing) if missing.is_empty() => Ok(()),
             Ok(missing) => Err(missing),
@@ -122,12 +156,14 @@ impl DataPath for NodeDataPath {
         self.run(Reason::DrainFailed, move |parts| parts.redirector.drain(&open(&fd)?, GRACE)).await
     }
 
-    async fn switch_off(&self, _: &Arc<Pod>, netns: &Fd) -> Result<(), Failure> {
+    async fn switch_off(&self, pod: &Arc<Pod>, netns: &Fd) -> Result<(), Failure> {
+        self.parts.tracked.remove(&pod.uid);
         let fd = Arc::clone(netns);
         self.run(Reason::SwitchOffFailed, move |parts| parts.redirector.switch_off(&open(&fd)?)).await
     }
 
     async fn forget(&self, uid: &PodUid) -> Result<(), Failure> {
+        self.parts.tracked.remove(uid);
         let uid = uid.clone();
         self.run(Reason::ForgetFailed, move |parts| parts.redirector.forget(&uid, None)).await
     }

@@ -1,12 +1,86 @@
-//! Finds the kubelet's cgroup (v2).
+//! Whose connections to pods are not captured: the kubelet's, known by its cgroup (v2).
 
 use std::{
     fs,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
 };
+
+use anyhow::Context;
+use tracing::{info, warn};
+
+use crate::{cli::Paths, netns::Netns, redirect::Redirector};
 
 /// Names of programs that are, or contain, a kubelet. For the latter the whole program is exempt.
 const NAMES: [&str; 3] = ["kubelet", "kubelite", "k3s"];
+
+/// How often the kubelet's cgroup is looked at: a restarted kubelet may have another.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// Whose connections are exempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exempt {
+    /// The kubelet's, wherever it is.
+    Kubelet,
+    /// Those of this cgroup.
+    Cgroup(PathBuf),
+    /// Those of every process in the host's network namespace.
+    Host,
+    /// None.
+    Nobody,
+}
+
+/// Keeps the exemption on the cgroup that it belongs to; runs until dropped.
+pub async fn keep_exempt(redirector: Arc<Redirector>, exempt: Exempt, paths: Paths) {
+    let mut attached = None;
+    let mut said = None;
+    loop {
+        let (redirector, exempt, paths) = (redirector.clone(), exempt.clone(), paths.clone());
+        let looked = tokio::task::spawn_blocking(move || keep(&redirector, &exempt, &paths, attached)).await;
+        match looked.map_err(anyhow::Error::from).and_then(|looked| looked) {
+            Ok(now) => {
+                attached = now;
+                said = None;
+            }
+            Err(error) => {
+                attached = None;
+                let text = format!("{error:#}");
+                if said.as_ref() != Some(&text) {
+                    warn!("the kubelet's probes go through ztunnel: {text}");
+                    said = Some(text);
+                }
+            }
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// One look. `attached` is the inode of the cgroup that is exempt; one that was made anew has another.
+fn keep(
+    redirector: &Redirector,
+    exempt: &Exempt,
+    paths: &Paths,
+    attached: Option<u64>,
+) -> anyhow::Result<Option<u64>> {
+    let dir = match exempt {
+        Exempt::Nobody => {
+            redirector.exempt_nobody()?;
+            return Ok(None);
+        }
+        Exempt::Kubelet => cgroup(&paths.proc)?,
+        Exempt::Cgroup(dir) => dir.clone(),
+        Exempt::Host => mount()?,
+    };
+    let inode = fs::metadata(&dir).with_context(|| dir.display().to_string())?.ino();
+    if attached != Some(inode) {
+        let host = Netns::open(&paths.host_netns()).context("the host's network namespace")?;
+        redirector.exempt(&dir, &host).context("exempting the kubelet's probes")?;
+        info!(cgroup = %dir.display(), "the kubelet's probes are exempt");
+    }
+    Ok(Some(inode))
+}
 
 /// Why the kubelet's probes cannot be told from other connections.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -21,8 +95,7 @@ pub enum KubeletError {
 
 /// Directory of the cgroup that the kubelet runs in.
 pub fn cgroup(proc: &Path) -> Result<PathBuf, KubeletError> {
-    let mount = mount_point(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
-        .ok_or(KubeletError::NoCgroup2)?;
+    let mount = mount()?;
     let not_found = || KubeletError::NotFound(proc.to_owned());
     let entries = fs::read_dir(proc).map_err(|_| not_found())?;
     entries
@@ -31,6 +104,12 @@ pub fn cgroup(proc: &Path) -> Result<PathBuf, KubeletError> {
         .find_map(|entry| v2_path(&fs::read_to_string(entry.path().join("cgroup")).ok()?))
         .map(|path| mount.join(path.trim_start_matches('/')))
         .ok_or_else(not_found)
+}
+
+/// Root of the unified hierarchy.
+fn mount() -> Result<PathBuf, KubeletError> {
+    let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mount_point(&mountinfo).ok_or(KubeletError::NoCgroup2)
 }
 
 fn is_kubelet(process: &Path) -> bool {

@@ -6,22 +6,26 @@
 mod args;
 mod data_path;
 mod kubelet;
+mod tracked;
+mod verify;
 mod ztunnel;
 
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 pub use args::AgentArgs;
+use data_path::NodeDataPath;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
 };
-use tracing::{info, warn};
+use tracing::info;
+use tracked::Tracked;
 
 use crate::{
     cache::{members::Members, pods::Pods},
-    domain::config::AgentConfig,
-    kernel::Objects,
+    domain::{config::AgentConfig, overrides::Defaults},
+    kernel::{Objects, heap},
     kube::{annotate::Patcher, client, events},
     netns::{Netns, discover::Discovery},
     preflight,
@@ -38,6 +42,7 @@ pub fn run(args: AgentArgs) -> Result<()> {
     let config = args.config()?;
     preflight::check(&args.paths)?;
     log(args.log_json);
+    heap::one_arena();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let stopped = runtime.block_on(async {
         tokio::select! {
@@ -54,15 +59,21 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
     let members = Members::new(args.nack_backoff());
     let server = Server::bind(args.zds(), members.clone())?;
     let client = client::connect(args.kubeconfig.as_deref()).await?;
-    let data_path = {
-        let (args, dns) = (args.clone(), config.dns_capture);
-        tokio::task::spawn_blocking(move || open(&args, dns)).await??
+    let (notices, told) = mpsc::channel(NOTICES);
+    let (changed, mut changes) = mpsc::unbounded_channel();
+    let tracked = Tracked::new(changed);
+    let (redirector, discovery) = {
+        let args = args.clone();
+        tokio::task::spawn_blocking(move || open(&args)).await??
     };
+    let redirector = Arc::new(redirector);
+    tokio::spawn(tracked.clone().watch_deadlines(redirector.clone()));
+    let defaults = Defaults { dns: config.dns_capture, existing: args.existing()? };
+    let data_path = NodeDataPath::new(redirector.clone(), discovery, defaults, tracked, notices.clone());
     info!(node = config.node_name, "data path ready");
 
     let cache = Arc::new(Pods::new(config.policy()));
     let watches = tokio::spawn(crate::kube::run(client.clone(), config.clone(), cache.clone()));
-    let (notices, told) = mpsc::channel(NOTICES);
     tokio::spawn(events::run(client.clone(), config.clone(), told));
 
     let port = ztunnel::Port::new(members.clone());
@@ -72,7 +83,14 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
     reconciler.recover().await;
     members.set_complete();
     let handle = reconciler.handle();
-    tokio::spawn(ztunnel::retry_on_arrival(members, handle));
+    tokio::spawn(ztunnel::retry_on_arrival(members, handle.clone()));
+    tokio::spawn(verify::keep_verifying(handle.clone(), args.verify_interval()?));
+    tokio::spawn(async move {
+        while let Some(uid) = changes.recv().await {
+            handle.recheck([uid]);
+        }
+    });
+    tokio::spawn(kubelet::keep_exempt(redirector, args.probes()?, args.paths.clone()));
     tokio::select! {
         () = server.run() => {}
         () = reconciler.run() => {}
@@ -82,19 +100,12 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
 }
 
 /// Everything that touches the kernel at start.
-fn open(args: &AgentArgs, dns: bool) -> Result<data_path::NodeDataPath> {
+fn open(args: &AgentArgs) -> Result<(Redirector, Discovery)> {
     let host = Netns::open(&args.paths.host_netns()).context("the host's network namespace")?;
-    let settings = Settings { root: args.paths.bpffs.clone(), proc: args.paths.proc.clone(), dns };
+    let settings = Settings { root: args.paths.bpffs.clone(), proc: args.paths.proc.clone() };
     let redirector = Redirector::open(settings, &Objects::get()?)?;
-    match args.kubelet_cgroup.clone().map_or_else(|| kubelet::cgroup(&args.paths.proc), Ok) {
-        Ok(cgroup) => {
-            redirector.exempt(&cgroup, &host).context("exempting the kubelet's probes")?;
-            info!(cgroup = %cgroup.display(), "the kubelet's probes are exempt");
-        }
-        Err(error) => warn!(%error, "the kubelet's probes go through ztunnel"),
-    }
-    let discovery = Discovery::new(args.paths.proc.clone(), host);
-    Ok(data_path::NodeDataPath::new(redirector, discovery))
+    heap::give_back();
+    Ok((redirector, Discovery::new(args.paths.proc.clone(), host)))
 }
 
 async fn terminated() -> Result<()> {

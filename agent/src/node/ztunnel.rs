@@ -9,6 +9,7 @@ use crate::{
         workload::{PodUid, WorkloadInfo},
     },
     reconcile::{Handle, Netns, Published, Ztunnel},
+    redirect,
 };
 
 /// Longer than the reconciler's own deadline, which is the one that counts.
@@ -26,15 +27,10 @@ impl Port {
     }
 }
 
-impl Ztunnel for Port {
-    fn restore(&self, uid: &PodUid, info: &WorkloadInfo, netns: Option<Netns>) {
-        if let Err(error) = self.members.publish(uid.clone(), info.clone(), netns) {
-            tracing::warn!(%uid, %error, "not in the first snapshot");
-        }
-    }
-
-    async fn publish(&self, uid: &PodUid, info: &WorkloadInfo, netns: Netns) -> Published {
-        let generation = match self.members.publish(uid.clone(), info.clone(), Some(Arc::clone(&netns))) {
+impl Port {
+    /// Makes the pod a member and waits for what ztunnel says.
+    async fn tell(&self, uid: &PodUid, info: &WorkloadInfo, netns: &Netns) -> Published {
+        let generation = match self.members.publish(uid.clone(), info.clone(), Some(Arc::clone(netns))) {
             Ok(generation) => generation,
             Err(error) => return Published::Nacked(format!("not sent: {error}")),
         };
@@ -51,6 +47,35 @@ impl Ztunnel for Port {
             Err(AckError::NoZtunnel) => Published::NoZtunnel,
             Err(_) => Published::Timeout,
         }
+    }
+}
+
+/// Whether all of ztunnel's listeners are in the namespace. Where that cannot be seen, the later check says why.
+async fn listens(netns: &Netns) -> bool {
+    let netns = Arc::clone(netns);
+    let looked = tokio::task::spawn_blocking(move || {
+        redirect::missing_listeners(&crate::netns::Netns::from_fd(netns)?)
+    });
+    looked.await.is_ok_and(|missing| missing.map_or(true, |missing| missing.is_empty()))
+}
+
+impl Ztunnel for Port {
+    fn restore(&self, uid: &PodUid, info: &WorkloadInfo, netns: Option<Netns>) {
+        if let Err(error) = self.members.publish(uid.clone(), info.clone(), netns) {
+            tracing::warn!(%uid, %error, "not in the first snapshot");
+        }
+    }
+
+    async fn publish(&self, uid: &PodUid, info: &WorkloadInfo, netns: Netns) -> Published {
+        let published = self.tell(uid, info, &netns).await;
+        if matches!(published, Published::Acked(_)) && !listens(&netns).await {
+            // It acknowledged once, and its listeners have gone since. It ignores a second Add of what it knows.
+            tracing::warn!(%uid, "ztunnel has acknowledged the pod but does not listen in it; it is told again");
+            if self.retract(uid).await.is_ok() {
+                return self.tell(uid, info, &netns).await;
+            }
+        }
+        published
     }
 
     async fn retract(&self, uid: &PodUid) -> Result<(), Failure> {

@@ -10,84 +10,39 @@
 //!
 //! Every step can be repeated. All state is in the kernel: pins under the namespace's cookie, and the namespace.
 
+mod connections;
+mod error;
+mod exclusions;
 mod filters;
+mod pinned;
 mod routing;
 mod shape;
 mod sysctls;
 
 use std::{
-    fs, io,
-    net::IpAddr,
+    fs,
     os::fd::AsFd,
     path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+pub use error::RedirectError;
+use error::directory;
+use exclusions::Exclusions;
+pub use pinned::{Pinned, pinned};
 pub use routing::{RULE_BASE, TABLE};
 pub use shape::Shape;
-use weir_common::{Counters, OLD_MARK, PodConfig, PodFlags, ZTUNNEL_MARK, is_marked};
+use weir_common::{OLD_MARK, PodConfig, PodFlags, ZTUNNEL_MARK};
 
 use crate::{
     domain::{
+        overrides::Overrides,
         record::{LAYOUT, Record},
         workload::{PodUid, WorkloadInfo},
     },
-    kernel::{Adopted, KernelError, NodeObjects, Objects, PodDir, PodPrograms},
-    netns::{
-        Netns, NetnsError,
-        netlink::NetlinkError,
-        sockets::{self, TcpSocket, state},
-        sysctl::SysctlError,
-    },
+    kernel::{Adopted, NodeObjects, Objects, OldConnections, PodDir, PodPrograms},
+    netns::{Netns, sockets},
 };
-
-/// A step failed. What was done before stays; the step can be repeated.
-#[derive(Debug, thiserror::Error)]
-pub enum RedirectError {
-    /// Programs, maps, pins.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    /// The namespace.
-    #[error(transparent)]
-    Netns(#[from] NetnsError),
-    /// Rules, routes, filters, sockets.
-    #[error(transparent)]
-    Netlink(#[from] NetlinkError),
-    /// Sysctls.
-    #[error(transparent)]
-    Sysctl(#[from] SysctlError),
-    /// A pin is missing or broken.
-    #[error("pins: {0}")]
-    Pin(String),
-    /// The directory cannot be used.
-    #[error("{}: {source}", path.display())]
-    Directory {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The root is on another file system.
-    #[error("{} is not on bpffs; mount one: mount -t bpf bpf /sys/fs/bpf", .0.display())]
-    NotBpffs(PathBuf),
-    /// The namespace has no address of its own that connections could come from.
-    #[error("the namespace has no address besides those of lo")]
-    NoAddress,
-    /// Several of the above: each part is tried whatever becomes of the others.
-    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
-    Several(Vec<Self>),
-}
-
-impl RedirectError {
-    /// None, one, or several.
-    fn join(mut errors: Vec<Self>) -> Result<(), Self> {
-        match errors.len() {
-            0 => Ok(()),
-            1 => Err(errors.remove(0)),
-            _ => Err(Self::Several(errors)),
-        }
-    }
-}
 
 /// What the data path of a node needs to know.
 #[derive(Clone, Debug)]
@@ -96,8 +51,6 @@ pub struct Settings {
     pub root: PathBuf,
     /// A writable proc mount: the host's in a container.
     pub proc: PathBuf,
-    /// Whether DNS is captured.
-    pub dns: bool,
 }
 
 /// Who a namespace belongs to.
@@ -114,6 +67,30 @@ pub struct Redirector {
     settings: Settings,
     node: NodeObjects,
     programs: PodPrograms,
+}
+
+/// ztunnel's listeners that are missing in a namespace, in words.
+pub fn missing_listeners(netns: &Netns) -> Result<Vec<String>, RedirectError> {
+    netns.enter(connections::missing_listeners)?
+}
+
+/// Switches of a pod that is captured.
+fn captured(shape: &Shape, overrides: &Overrides) -> PodConfig {
+    let mut flags = PodFlags::GUARD;
+    for (wanted, flag) in [
+        (!overrides.bypass_inbound, PodFlags::INBOUND),
+        (overrides.dns, PodFlags::DNS),
+        (!overrides.exclude_inbound_ports.is_empty(), PodFlags::EXCLUDE_INBOUND),
+        (
+            !overrides.exclude_outbound_ports.is_empty() || !overrides.exclude_outbound_cidrs.is_empty(),
+            PodFlags::EXCLUDE_OUTBOUND,
+        ),
+    ] {
+        if wanted {
+            flags = flags.with(flag);
+        }
+    }
+    PodConfig { flags, arrive_mark: ZTUNNEL_MARK, reroute_ifindex: shape.indices(&overrides.reroute) }
 }
 
 /// Switches of a pod that is prepared, and not captured.
@@ -142,6 +119,11 @@ impl Redirector {
     /// Exempts the connections of the kubelet: those its cgroup opens from now on in the host's namespace.
     pub fn exempt(&self, cgroup: &Path, host: &Netns) -> Result<(), RedirectError> {
         Ok(self.node.attach_probe(cgroup, host)?)
+    }
+
+    /// Exempts nobody any more.
+    pub fn exempt_nobody(&self) -> Result<(), RedirectError> {
+        Ok(self.node.detach_probe()?)
     }
 
     fn dir(&self, cookie: u64) -> PodDir {
@@ -214,55 +196,125 @@ impl Redirector {
         })?
     }
 
-    /// Captures new connections. Those that exist go on as they are: their number is returned.
-    pub fn switch_on(&self, netns: &Netns) -> Result<Adopted, RedirectError> {
+    /// Captures new connections, as the overrides say. Those that exist go on as they are. On a pod that is captured
+    /// already the overrides are laid over what is there, without a gap.
+    pub fn switch_on(&self, netns: &Netns, overrides: &Overrides) -> Result<OldConnections, RedirectError> {
         let dir = self.dir(netns.cookie());
         let shape = self.shape(netns)?;
-        let captured = self.captured();
-        if dir.config()? == captured {
-            netns.enter(|| routing::install(&shape))??;
-            return Ok(Adopted::default());
+        let (now, wanted) = (dir.config()?, captured(&shape, overrides));
+        let on = now.flags.has(PodFlags::GUARD) && !now.flags.has(PodFlags::DRAINING);
+        let exclusions = Exclusions::of(overrides);
+        let before = if on { Exclusions::of_pod(&dir)? } else { Exclusions::default() };
+        // What is excluded is known to the programs before a rule lets it out.
+        exclusions.add_to(&dir)?;
+        let adopted = if on {
+            self.lay_over(netns, &dir, &shape, overrides, (&before, &exclusions))?
+        } else {
+            Some(self.take_over(netns, &dir, &shape, overrides)?)
+        };
+        dir.set_config(wanted)?;
+        exclusions.set_in(&dir)?;
+        if let Some(adopted) = adopted {
+            dir.captured_now(adopted.old)?;
         }
-        let mut sum = self.node.adopt_all(netns)?;
-        let switching = PodFlags::SWITCHING_ON.with(if shape.dns { PodFlags::DNS } else { PodFlags(0) });
-        dir.set_config(PodConfig { flags: switching, arrive_mark: OLD_MARK, ..PodConfig::default() })?;
-        netns.enter(|| routing::install(&shape))??;
-        for _ in 0..3 {
-            let rest = self.node.adopt_rest(netns)?;
-            sum.adopted += rest.adopted;
-            sum.failed += rest.failed;
-            if rest.unfinished == 0 {
+        let left = adopted.map_or(0, |adopted| adopted.old.iter().sum());
+        Ok(OldConnections { left, ..dir.old_connections()? })
+    }
+
+    /// From one set of overrides to another. Captured connections to what becomes excluded are ended: their next
+    /// segment would leave in plaintext. Direct ones to what is excluded no more are adopted, and go on.
+    fn lay_over(
+        &self,
+        netns: &Netns,
+        dir: &PodDir,
+        shape: &Shape,
+        overrides: &Overrides,
+        (before, after): (&Exclusions, &Exclusions),
+    ) -> Result<Option<Adopted>, RedirectError> {
+        let (now, wanted) = (dir.config()?, captured(shape, overrides));
+        let mut flags = now.flags.with(wanted.flags);
+        let adopts = after.lacks_some_of(before);
+        if adopts {
+            flags = flags.with(PodFlags::SWITCHING_ON);
+        }
+        dir.set_config(PodConfig { flags, ..wanted })?;
+        let own = shape.own_ips();
+        netns.enter(|| -> Result<(), RedirectError> {
+            let mut ended = connections::captured(&own)?;
+            ended.retain(|socket| socket.mark == 0 && after.has(socket) && !before.has(socket));
+            sockets::destroy(&ended)?;
+            routing::apply(shape, overrides)
+        })??;
+        Ok(if adopts { Some(self.node.adopt_rest(netns)?) } else { None })
+    }
+
+    /// From "direct" to "captured" without losing a connection: what exists is adopted, before and after the rules.
+    fn take_over(
+        &self,
+        netns: &Netns,
+        dir: &PodDir,
+        shape: &Shape,
+        overrides: &Overrides,
+    ) -> Result<Adopted, RedirectError> {
+        if dir.config()? == NEUTRAL {
+            // Only then is nothing captured yet.
+            self.node.adopt_all(netns)?;
+        }
+        let flags = captured(shape, overrides).flags.without(PodFlags::INBOUND).without(PodFlags::GUARD);
+        let switching = flags.with(PodFlags::SWITCHING_ON);
+        dir.set_config(PodConfig { flags: switching, ..NEUTRAL })?;
+        netns.enter(|| routing::apply(shape, overrides))??;
+        let mut adopted = self.node.adopt_rest(netns)?;
+        for _ in 0..2 {
+            if adopted.unfinished == 0 {
                 break;
             }
             std::thread::sleep(SETTLE);
+            adopted = self.node.adopt_rest(netns)?;
         }
-        dir.set_config(captured)?;
-        Ok(sum)
+        Ok(adopted)
     }
 
-    /// Switches of a pod that is captured.
-    fn captured(&self) -> PodConfig {
-        let dns = if self.settings.dns { PodFlags::DNS } else { PodFlags(0) };
-        let flags = PodFlags::INBOUND.with(PodFlags::GUARD).with(dns);
-        PodConfig { flags, arrive_mark: ZTUNNEL_MARK, ..PodConfig::default() }
+    /// Since when the pod is captured, on CLOCK_BOOTTIME.
+    pub fn captured_at(&self, netns: &Netns) -> Result<Duration, RedirectError> {
+        Ok(self.dir(netns.cookie()).old_connections()?.captured_at)
+    }
+
+    /// Connections that are older than the enrolment: what was counted, and how many are still there.
+    pub fn old_connections(&self, netns: &Netns) -> Result<OldConnections, RedirectError> {
+        let left = netns.enter(connections::old)??.len() as u64;
+        Ok(OldConnections { left, ..self.dir(netns.cookie()).old_connections()? })
+    }
+
+    /// Ends the connections that are older than the enrolment, exactly those; returns how many there were.
+    pub fn end_old_connections(&self, netns: &Netns) -> Result<usize, RedirectError> {
+        let old = netns.enter(|| {
+            let old = connections::old()?;
+            sockets::destroy(&old).map(|()| old)
+        })??;
+        self.dir(netns.cookie()).count_expired(connections::by_family(&old))?;
+        Ok(old.len())
     }
 
     /// What is not as it must be, in words; empty when all is right.
-    pub fn verify(&self, netns: &Netns) -> Result<Vec<String>, RedirectError> {
+    pub fn verify(&self, netns: &Netns, overrides: &Overrides) -> Result<Vec<String>, RedirectError> {
         let dir = self.dir(netns.cookie());
         let shape = self.shape(netns)?;
         let mut missing = Vec::new();
         if !dir.has_link() {
             missing.push("steer's link".to_owned());
         }
-        if dir.config()? != self.captured() {
+        if dir.config()? != captured(&shape, overrides) {
             missing.push("the pod's switches".to_owned());
+        }
+        if !dir.has_own(&shape.own())? {
+            missing.push("the pod's addresses".to_owned());
         }
         netns.enter(|| -> Result<(), RedirectError> {
             missing.extend(filters::missing(&shape, &dir)?);
-            missing.extend(routing::missing(&shape)?);
+            missing.extend(routing::missing(&shape, overrides)?);
             missing.extend(sysctls::missing(&self.settings.proc, &shape)?);
-            missing.extend(missing_listeners()?);
+            missing.extend(connections::missing_listeners()?);
             Ok(())
         })??;
         Ok(missing)
@@ -280,7 +332,7 @@ impl Redirector {
         dir.set_config(PodConfig { flags, arrive_mark: ZTUNNEL_MARK, ..now })?;
         let own = self.shape(netns)?.own_ips();
         let deadline = Instant::now() + grace;
-        while Instant::now() < deadline && !netns.enter(|| captured(&own))??.is_empty() {
+        while Instant::now() < deadline && !netns.enter(|| connections::captured(&own))??.is_empty() {
             std::thread::sleep(SETTLE);
         }
         Ok(())
@@ -296,9 +348,10 @@ impl Redirector {
         let mut note = |result: Result<(), RedirectError>| errors.extend(result.err());
         note(netns.enter(|| {
             let mut errors = Vec::new();
-            errors
-                .extend(captured(&own).and_then(|sockets| sockets::destroy(&sockets)).err().map(Into::into));
-            errors.extend(routing::remove(&shape).err());
+            errors.extend(
+                connections::captured(&own).and_then(|left| sockets::destroy(&left)).err().map(Into::into),
+            );
+            errors.extend(routing::remove().err());
             // Not before the rules are gone: until then the guard is what keeps captured streams inside.
             errors.extend(filters::detach(&shape).err());
             RedirectError::join(errors)
@@ -330,71 +383,12 @@ impl Redirector {
     }
 
     fn shape(&self, netns: &Netns) -> Result<Shape, RedirectError> {
-        Ok(netns.enter(|| Shape::of_current(self.settings.dns))??)
+        Ok(netns.enter(Shape::of_current)??)
     }
-}
-
-/// A pod as its pins tell it.
-#[derive(Clone, Debug)]
-pub struct Pinned {
-    /// Who, and since when.
-    pub record: Record,
-    /// Its switches.
-    pub config: PodConfig,
-    /// Its counters.
-    pub counters: Counters,
-    /// Whether steer's link is there.
-    pub linked: bool,
-}
-
-/// Every pod that is pinned under `root`; needs no agent. Directories that make no sense are left out.
-pub fn pinned(root: &Path) -> Vec<Pinned> {
-    let Ok(entries) = fs::read_dir(layout_dir(root).join("pods")) else { return Vec::new() };
-    let mut pods: Vec<Pinned> = entries
-        .flatten()
-        .filter_map(|entry| {
-            let dir = PodDir::new(entry.path());
-            Some(Pinned {
-                record: dir.read_record().ok()?,
-                config: dir.config().ok()?,
-                counters: dir.counters().ok()?,
-                linked: dir.has_link(),
-            })
-        })
-        .collect();
-    pods.sort_by(|a, b| (&a.record.namespace, &a.record.name).cmp(&(&b.record.namespace, &b.record.name)));
-    pods
-}
-
-/// ztunnel's ports on which nobody with its mark listens, in words.
-fn missing_listeners() -> Result<Vec<String>, RedirectError> {
-    let listening = sockets::list(1 << state::LISTEN)?;
-    Ok([weir_common::OUTBOUND_PORT, weir_common::INBOUND_PORT, weir_common::HBONE_PORT]
-        .into_iter()
-        .filter(|port| !listening.iter().any(|socket| socket.local_port() == *port && is_marked(socket.mark)))
-        .map(|port| format!("ztunnel's listener on port {port}"))
-        .collect())
-}
-
-/// The connections that go through ztunnel: everything without a mark that is neither loopback nor the pod talking
-/// to itself. What waits for its retry has not been captured.
-fn captured(own: &[IpAddr]) -> Result<Vec<TcpSocket>, NetlinkError> {
-    let spared = 1 << state::SYN_SENT | 1 << state::LISTEN | 1 << state::TIME_WAIT;
-    let mut captured = sockets::list(!spared)?;
-    captured.retain(|socket| {
-        let remote = socket.remote();
-        !is_marked(socket.mark) && !remote.is_loopback() && !own.contains(&remote)
-    });
-    Ok(captured)
 }
 
 fn layout_dir(root: &Path) -> PathBuf {
     root.join(format!("v{LAYOUT}"))
-}
-
-fn directory(path: &Path) -> impl FnOnce(io::Error) -> RedirectError {
-    let path = path.to_owned();
-    move |source| RedirectError::Directory { path, source }
 }
 
 fn is_bpffs(path: &Path) -> Result<bool, RedirectError> {

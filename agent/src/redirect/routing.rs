@@ -2,10 +2,17 @@
 //!
 //! | preference | rule |
 //! |---|---|
-//! | base | `fwmark 0x539/0xfff goto base+9` |
-//! | base+1 | `iif lo ipproto tcp lookup 15001` |
-//! | base+2 | `iif lo ipproto udp dport 53 lookup 15001` (DNS capture) |
+//! | base | `iif X ipproto tcp lookup 15001` for each rerouted interface |
+//! | base+1 | `fwmark 0x539/0xfff goto base+9` |
+//! | base+2 | `iif lo fwmark 0x20000000/0x20000000 lookup 15001`: the app's replies to ztunnel |
+//! | base+3 | `iif lo ipproto tcp dport N goto base+9`, `iif lo to NETWORK goto base+9` (exclusions) |
+//! | base+4 | `iif lo ipproto tcp lookup 15001` |
+//! | base+5 | `iif lo ipproto udp dport 53 lookup 15001` (DNS capture) |
 //! | base+9 | `nop` |
+//!
+//! Rerouted interfaces come before the mark, which what arrives there has too: its reverse-path check (which looks up
+//! with `iif lo`) must find the main table, not a local route. Replies come before the exclusions: what is excluded is
+//! what the pod opens, not what it answers.
 //!
 //! A mark cannot be negated alone (`not` inverts the whole selector), hence the jump. `iif lo` is what the pod sends
 //! itself, as opposed to what it forwards.
@@ -20,12 +27,15 @@ use netlink_packet_route::{
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::libc::{EEXIST, ENOENT, ESRCH};
-use weir_common::{DNS_PORT, MARK_MASK, ZTUNNEL_MARK};
+use weir_common::{DNS_PORT, INSIDE_MARK, MARK_MASK, ZTUNNEL_MARK};
 
 use super::{RedirectError, Shape};
-use crate::netns::{
-    interfaces::LOOPBACK,
-    netlink::{Netlink, NetlinkError, Request},
+use crate::{
+    domain::overrides::Overrides,
+    netns::{
+        interfaces::LOOPBACK,
+        netlink::{Netlink, NetlinkError, Request},
+    },
 };
 
 /// Preference of the first rule: before what secondary-network plugins add by hand, after the local table.
@@ -52,6 +62,10 @@ impl Family {
         }
     }
 
+    fn has(self, address: IpAddr) -> bool {
+        address.is_ipv6() == (self == Self::V6)
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",
@@ -60,85 +74,152 @@ impl Family {
     }
 }
 
-/// Installs rules and routes of both families in the calling thread's namespace. Each family is tried, whatever
-/// becomes of the other. What is there already stays.
-pub fn install(shape: &Shape) -> Result<(), RedirectError> {
-    both(|netlink, family| {
-        let mut requests: Vec<_> = routes(shape, family)
-            .into_iter()
-            .map(|route| Request {
-                what: format!("adding the {} capture route", family.name()),
-                message: RouteNetlinkMessage::NewRoute(route),
-                flags: NLM_F_CREATE | NLM_F_REPLACE,
-                tolerate: Some(EEXIST),
-            })
-            .collect();
-        requests.extend(rules(shape, family).into_iter().map(|rule| Request {
-            what: format!("adding an {} capture rule", family.name()),
-            message: RouteNetlinkMessage::NewRule(rule),
-            flags: NLM_F_CREATE | NLM_F_EXCL,
-            tolerate: Some(EEXIST),
-        }));
-        netlink.apply(requests)
-    })
+/// Makes rules and routes of both families in the calling thread's namespace what they must be: adds what is
+/// missing, then removes what is ours and not wanted. Each family is tried, whatever becomes of the other.
+pub fn apply(shape: &Shape, overrides: &Overrides) -> Result<(), RedirectError> {
+    both(|netlink, family| change(netlink, family, &Wanted::of(shape, overrides, family)))
 }
 
-/// Removes rules and routes. What is gone already is no error.
-pub fn remove(shape: &Shape) -> Result<(), RedirectError> {
-    both(|netlink, family| {
-        // Backwards: the jump goes last, so that ztunnel's sockets never meet the rules behind it.
-        let mut requests: Vec<_> = rules(&Shape { dns: true, ..shape.clone() }, family)
-            .into_iter()
-            .rev()
-            .map(|rule| Request {
-                what: format!("removing an {} capture rule", family.name()),
-                message: RouteNetlinkMessage::DelRule(rule),
-                flags: 0,
-                tolerate: Some(ENOENT),
-            })
-            .collect();
-        requests.extend(routes(shape, family).into_iter().map(|route| Request {
-            what: format!("removing the {} capture route", family.name()),
-            message: RouteNetlinkMessage::DelRoute(route),
-            flags: 0,
-            tolerate: Some(ESRCH),
-        }));
-        netlink.apply(requests)
-    })
+/// Removes everything that is ours.
+pub fn remove() -> Result<(), RedirectError> {
+    both(|netlink, family| change(netlink, family, &Wanted::default()))
 }
 
-/// What is missing, in words.
-pub fn missing(shape: &Shape) -> Result<Vec<String>, RedirectError> {
+/// What is missing or too much, in words.
+pub fn missing(shape: &Shape, overrides: &Overrides) -> Result<Vec<String>, RedirectError> {
     let mut missing = Vec::new();
     both(|netlink, family| {
-        let mut question = RuleMessage::default();
-        question.header.family = family.netlink();
-        let present = netlink.dump("listing rules", RouteNetlinkMessage::GetRule(question))?;
-        for rule in rules(shape, family) {
-            let wanted = preference(&rule);
-            let found = present.iter().any(|message| {
-                matches!(message, RouteNetlinkMessage::NewRule(rule) if preference(rule) == wanted && is_ours(rule))
-            });
-            if !found {
-                missing.push(format!("{} rule {}", family.name(), wanted.unwrap_or_default()));
-            }
+        let wanted = Wanted::of(shape, overrides, family);
+        let present = Wanted::present(netlink, family)?;
+        let name = family.name();
+        for rule in wanted.rules.iter().filter(|rule| !present.has_rule(rule)) {
+            missing.push(format!("{name} rule {}", preference(rule)));
         }
-        let mut question = RouteMessage::default();
-        question.header.address_family = family.netlink();
-        let present = netlink.dump("listing routes", RouteNetlinkMessage::GetRoute(question))?;
-        for route in routes(shape, family) {
-            let wanted = interface(&route);
-            let found = present.iter().any(|message| {
-                matches!(message, RouteNetlinkMessage::NewRoute(route)
-                    if table(route) == Some(TABLE) && interface(route) == wanted)
-            });
-            if !found {
-                missing.push(format!("{} route by interface {}", family.name(), wanted.unwrap_or_default()));
-            }
+        for rule in present.rules.iter().filter(|rule| !wanted.has_rule(rule)) {
+            missing.push(format!("{name} rule {} that is not wanted", preference(rule)));
+        }
+        for route in wanted.routes.iter().filter(|route| !present.has_route(route)) {
+            missing.push(format!("{name} route by interface {}", interface(route)));
         }
         Ok(())
     })?;
     Ok(missing)
+}
+
+fn change(netlink: &mut Netlink, family: Family, wanted: &Wanted) -> Result<(), NetlinkError> {
+    let present = Wanted::present(netlink, family)?;
+    let name = family.name();
+    let mut requests = Vec::new();
+    for route in wanted.routes.iter().filter(|route| !present.has_route(route)) {
+        requests.push(Request {
+            what: format!("adding the {name} capture route"),
+            message: RouteNetlinkMessage::NewRoute(route.clone()),
+            flags: NLM_F_CREATE | NLM_F_REPLACE,
+            tolerate: Some(EEXIST),
+        });
+    }
+    for rule in wanted.rules.iter().filter(|rule| !present.has_rule(rule)) {
+        requests.push(Request {
+            what: format!("adding {name} capture rule {}", preference(rule)),
+            message: RouteNetlinkMessage::NewRule(rule.clone()),
+            flags: NLM_F_CREATE | NLM_F_EXCL,
+            tolerate: Some(EEXIST),
+        });
+    }
+    // Those that capture go first, the jump last: ztunnel's sockets never meet the rules behind it.
+    let mut unwanted: Vec<_> = present.rules.iter().filter(|rule| !wanted.has_rule(rule)).collect();
+    unwanted
+        .sort_by_key(|rule| std::cmp::Reverse((rule.header.action == RuleAction::ToTable, preference(rule))));
+    for rule in unwanted {
+        requests.push(Request {
+            what: format!("removing {name} capture rule {}", preference(rule)),
+            message: RouteNetlinkMessage::DelRule(rule.clone()),
+            flags: 0,
+            tolerate: Some(ENOENT),
+        });
+    }
+    for route in present.routes.iter().filter(|route| !wanted.has_route(route)) {
+        requests.push(Request {
+            what: format!("removing the {name} capture route"),
+            message: RouteNetlinkMessage::DelRoute(route.clone()),
+            flags: 0,
+            tolerate: Some(ESRCH),
+        });
+    }
+    netlink.apply(requests)
+}
+
+/// Rules and routes of one family.
+#[derive(Default)]
+struct Wanted {
+    rules: Vec<RuleMessage>,
+    routes: Vec<RouteMessage>,
+}
+
+impl Wanted {
+    fn of(shape: &Shape, overrides: &Overrides, family: Family) -> Self {
+        Self { rules: rules(overrides, family), routes: routes(shape, family) }
+    }
+
+    /// What is ours in the calling thread's namespace.
+    fn present(netlink: &mut Netlink, family: Family) -> Result<Self, NetlinkError> {
+        let mut question = RuleMessage::default();
+        question.header.family = family.netlink();
+        let rules = netlink.dump("listing rules", RouteNetlinkMessage::GetRule(question))?;
+        let mut question = RouteMessage::default();
+        question.header.address_family = family.netlink();
+        let routes = netlink.dump("listing routes", RouteNetlinkMessage::GetRoute(question))?;
+        Ok(Self {
+            rules: rules
+                .into_iter()
+                .filter_map(|message| match message {
+                    RouteNetlinkMessage::NewRule(rule) if is_ours(&rule) => Some(rule),
+                    _ => None,
+                })
+                .collect(),
+            routes: routes
+                .into_iter()
+                .filter_map(|message| match message {
+                    RouteNetlinkMessage::NewRoute(route) if table(&route) == Some(TABLE) => Some(route),
+                    _ => None,
+                })
+                .collect(),
+        })
+    }
+
+    fn has_rule(&self, wanted: &RuleMessage) -> bool {
+        self.rules.iter().any(|rule| selector(rule) == selector(wanted))
+    }
+
+    fn has_route(&self, wanted: &RouteMessage) -> bool {
+        let same =
+            |route: &RouteMessage| interface(route) == interface(wanted) && source(route) == source(wanted);
+        self.routes.iter().any(same)
+    }
+}
+
+/// What tells one of our rules from another, in a form that the kernel's answers have as well.
+fn selector(rule: &RuleMessage) -> Vec<String> {
+    let mut parts: Vec<String> = rule
+        .attributes
+        .iter()
+        .filter(|attribute| {
+            matches!(
+                attribute,
+                RuleAttribute::Priority(_)
+                    | RuleAttribute::FwMark(_)
+                    | RuleAttribute::Goto(_)
+                    | RuleAttribute::Iifname(_)
+                    | RuleAttribute::IpProtocol(_)
+                    | RuleAttribute::DestinationPortRange(_)
+                    | RuleAttribute::Destination(_)
+            )
+        })
+        .map(|attribute| format!("{attribute:?}"))
+        .collect();
+    parts.push(format!("{}", rule.header.dst_len));
+    parts.sort();
+    parts
 }
 
 /// Runs `f` for each family and joins the errors.
@@ -156,7 +237,7 @@ fn both(mut f: impl FnMut(&mut Netlink, Family) -> Result<(), NetlinkError>) -> 
     RedirectError::join(errors)
 }
 
-fn rules(shape: &Shape, family: Family) -> Vec<RuleMessage> {
+fn rules(overrides: &Overrides, family: Family) -> Vec<RuleMessage> {
     let rule = |offset: u32, action: RuleAction, attributes: Vec<RuleAttribute>| {
         let mut rule = RuleMessage::default();
         rule.header.family = family.netlink();
@@ -167,36 +248,38 @@ fn rules(shape: &Shape, family: Family) -> Vec<RuleMessage> {
         rule
     };
     let local = || RuleAttribute::Iifname("lo".into());
-    let mut rules = vec![
-        // The target first: a jump to nowhere would let everything fall through.
-        rule(9, RuleAction::Nop, vec![]),
-        rule(
-            0,
-            RuleAction::Goto,
-            vec![
-                RuleAttribute::FwMark(ZTUNNEL_MARK),
-                RuleAttribute::FwMask(MARK_MASK),
-                RuleAttribute::Goto(RULE_BASE + 9),
-            ],
-        ),
-        rule(
-            1,
-            RuleAction::ToTable,
-            vec![local(), RuleAttribute::IpProtocol(IpProtocol::Tcp), RuleAttribute::Table(TABLE)],
-        ),
-    ];
-    if shape.dns {
-        let port = RulePortRange { start: DNS_PORT, end: DNS_PORT };
-        rules.push(rule(
-            2,
-            RuleAction::ToTable,
-            vec![
-                local(),
-                RuleAttribute::IpProtocol(IpProtocol::Udp),
-                RuleAttribute::DestinationPortRange(port),
-                RuleAttribute::Table(TABLE),
-            ],
-        ));
+    let tcp = || RuleAttribute::IpProtocol(IpProtocol::Tcp);
+    let port = |port: u16| RuleAttribute::DestinationPortRange(RulePortRange { start: port, end: port });
+    let out = || RuleAttribute::Goto(RULE_BASE + 9);
+    let capture = || RuleAttribute::Table(TABLE);
+    let marked = |mark, mask| [RuleAttribute::FwMark(mark), RuleAttribute::FwMask(mask)];
+    // The target first: a jump to nowhere would let everything fall through.
+    let mut rules = vec![rule(9, RuleAction::Nop, vec![])];
+    for interface in &overrides.reroute {
+        let arriving = RuleAttribute::Iifname(interface.clone());
+        rules.push(rule(0, RuleAction::ToTable, vec![arriving, tcp(), capture()]));
+    }
+    let [mark, mask] = marked(ZTUNNEL_MARK, MARK_MASK);
+    rules.push(rule(1, RuleAction::Goto, vec![mark, mask, out()]));
+    let [mark, mask] = marked(INSIDE_MARK, INSIDE_MARK);
+    rules.push(rule(2, RuleAction::ToTable, vec![local(), mark, mask, capture()]));
+    for &excluded in &overrides.exclude_outbound_ports {
+        rules.push(rule(3, RuleAction::Goto, vec![local(), tcp(), port(excluded), out()]));
+        if excluded == DNS_PORT {
+            let udp = RuleAttribute::IpProtocol(IpProtocol::Udp);
+            rules.push(rule(3, RuleAction::Goto, vec![local(), udp, port(excluded), out()]));
+        }
+    }
+    for cidr in overrides.exclude_outbound_cidrs.iter().filter(|cidr| family.has(cidr.address)) {
+        let mut direct =
+            rule(3, RuleAction::Goto, vec![local(), RuleAttribute::Destination(cidr.address), out()]);
+        direct.header.dst_len = cidr.prefix;
+        rules.push(direct);
+    }
+    rules.push(rule(4, RuleAction::ToTable, vec![local(), tcp(), capture()]));
+    if overrides.dns {
+        let udp = RuleAttribute::IpProtocol(IpProtocol::Udp);
+        rules.push(rule(5, RuleAction::ToTable, vec![local(), udp, port(DNS_PORT), capture()]));
     }
     rules
 }
@@ -235,11 +318,12 @@ fn routes(shape: &Shape, family: Family) -> Vec<RouteMessage> {
     routes
 }
 
-fn preference(rule: &RuleMessage) -> Option<u32> {
-    rule.attributes.iter().find_map(|attribute| match attribute {
+fn preference(rule: &RuleMessage) -> u32 {
+    let preference = rule.attributes.iter().find_map(|attribute| match attribute {
         RuleAttribute::Priority(preference) => Some(*preference),
         _ => None,
-    })
+    });
+    preference.unwrap_or(0)
 }
 
 fn is_ours(rule: &RuleMessage) -> bool {
@@ -253,9 +337,14 @@ fn table(route: &RouteMessage) -> Option<u32> {
     })
 }
 
-fn interface(route: &RouteMessage) -> Option<u32> {
-    route.attributes.iter().find_map(|attribute| match attribute {
+fn interface(route: &RouteMessage) -> u32 {
+    let interface = route.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Oif(interface) => Some(*interface),
         _ => None,
-    })
+    });
+    interface.unwrap_or(0)
+}
+
+fn source(route: &RouteMessage) -> Option<&RouteAttribute> {
+    route.attributes.iter().find(|attribute| matches!(attribute, RouteAttribute::PrefSource(_)))
 }

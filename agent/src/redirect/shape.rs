@@ -2,26 +2,32 @@
 
 use std::net::IpAddr;
 
-use weir_common::Addr;
+use weir_common::{Addr, MAX_REROUTE};
 
 use crate::netns::{
     interfaces::{self, Interface},
     netlink::NetlinkError,
 };
 
-/// Interfaces and addresses of a namespace, and what shall be captured there.
+/// Interfaces and addresses of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// All interfaces, `lo` first.
     pub interfaces: Vec<Interface>,
-    /// Whether DNS is captured.
-    pub dns: bool,
 }
 
 impl Shape {
     /// Of the calling thread's namespace.
-    pub fn of_current(dns: bool) -> Result<Self, NetlinkError> {
-        Ok(Self { interfaces: interfaces::list()?, dns })
+    pub fn of_current() -> Result<Self, NetlinkError> {
+        Ok(Self { interfaces: interfaces::list()? })
+    }
+
+    /// Indices of the named interfaces that exist, with zeros behind.
+    pub fn indices(&self, names: &[String]) -> [u32; MAX_REROUTE] {
+        let mut indices = [0; MAX_REROUTE];
+        let found = self.interfaces.iter().filter(|interface| names.contains(&interface.name));
+        indices.iter_mut().zip(found).for_each(|(index, interface)| *index = interface.index);
+        indices
     }
 
     /// The address that captured connections come from: the first global one of the family that is not on `lo`.

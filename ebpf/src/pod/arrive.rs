@@ -12,11 +12,9 @@ use crate::{
 pub fn arrive(packet: Packet) -> i32 {
     let config = maps::config();
     let rerouted = config.is_some_and(|config| steer::is_rerouted(config, packet.ifindex()));
-    if !rerouted {
-        // With the mark the reverse-path check uses the main table, and what answers without a socket of its own
-        // (a closed port, a probe's accepted socket) leaves by it.
-        packet.set_mark(config.map_or(ZTUNNEL_MARK, |config| config.arrive_mark));
-    }
+    // With the mark the reverse-path check uses the main table, and what answers without a socket of its own (a
+    // closed port, a probe's accepted socket) leaves by it.
+    packet.set_mark(config.map_or(ZTUNNEL_MARK, |config| config.arrive_mark));
     if packet.is_plain_segment(false) {
         return PASS;
     }

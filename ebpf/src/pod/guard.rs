@@ -1,10 +1,10 @@
 //! What leaves over a real interface: nothing that is captured may go without the mark.
 
-use weir_common::{Counter, DNS_PORT, Family, PodFlags};
+use weir_common::{Counter, DNS_PORT, Family, PodFlags, Tuple};
 
 use crate::{
     maps,
-    packet::{DROP, Network, PASS, Packet, TCP, UDP},
+    packet::{DROP, Network, PASS, Packet, TCP, Transport, UDP},
 };
 
 #[inline(always)]
@@ -16,21 +16,38 @@ pub fn guard(packet: Packet) -> i32 {
     if !config.flags.has(PodFlags::GUARD) {
         return PASS;
     }
-    let (counter, family) = match packet.network_header() {
+    let transport = match packet.network_header() {
         Network::Other => return PASS,
         // Could be TCP: only a raw socket makes such a chain.
-        Network::Opaque => (Counter::Guarded, Family::V6),
-        Network::Transport(transport) => match transport.protocol {
-            TCP => (Counter::Guarded, transport.family),
-            UDP if config.flags.has(PodFlags::DNS) => match packet.ports(&transport) {
-                Some(tuple) if tuple.destination_port == DNS_PORT.to_be() => {
-                    (Counter::GuardedDns, transport.family)
-                }
-                _ => return PASS,
-            },
-            _ => return PASS,
-        },
+        Network::Opaque => {
+            maps::count(Counter::Guarded, Family::V6);
+            return DROP;
+        }
+        Network::Transport(transport) => transport,
     };
-    maps::count(counter, family);
+    let dns = transport.protocol == UDP && config.flags.has(PodFlags::DNS);
+    if transport.protocol != TCP && !dns {
+        return PASS;
+    }
+    let tuple = packet.ports(&transport);
+    if dns && tuple.is_none_or(|tuple| tuple.destination_port != DNS_PORT.to_be()) {
+        return PASS;
+    }
+    if config.flags.has(PodFlags::EXCLUDE_OUTBOUND) && is_excluded(&packet, &transport, tuple) {
+        return PASS;
+    }
+    maps::count(if dns { Counter::GuardedDns } else { Counter::Guarded }, transport.family);
     DROP
+}
+
+/// Whether the packet goes where the pod may go directly; its first is counted.
+#[inline(always)]
+fn is_excluded(packet: &Packet, transport: &Transport, tuple: Option<Tuple>) -> bool {
+    // A fragment without ports belongs to a packet whose first was judged.
+    let excluded = maps::is_excluded_address(&transport.tuple.destination)
+        || tuple.is_none_or(|tuple| maps::is_excluded_port(tuple.destination_port, true));
+    if excluded && transport.protocol == TCP && !transport.headless && packet.is_syn(transport) {
+        maps::count(Counter::ExcludedOut, transport.family);
+    }
+    excluded
 }

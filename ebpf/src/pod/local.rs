@@ -5,7 +5,7 @@ use aya_ebpf::{
     bindings::{BPF_F_CURRENT_NETNS, bpf_sock_tuple},
     helpers::{bpf_sk_release, bpf_skc_lookup_tcp},
 };
-use weir_common::{Counter, Family, ListenerSlot, PodFlags, Tuple};
+use weir_common::{Counter, Family, INSIDE_MARK, ListenerSlot, PodFlags, Tuple};
 
 use crate::{
     dns, listener, maps,
@@ -20,8 +20,8 @@ const LISTEN: u32 = 10;
 pub fn local(packet: Packet) -> i32 {
     let marked = packet.is_marked();
     if marked {
-        // The app's accepted socket must not inherit it: its replies have to come back to ztunnel.
-        packet.set_mark(0);
+        // What the app's accepted socket inherits must bring its replies back to ztunnel.
+        packet.set_mark(INSIDE_MARK);
     }
     let flags = maps::config().map_or(PodFlags::default(), |config| config.flags);
     let switching_on = flags.has(PodFlags::SWITCHING_ON);

@@ -10,9 +10,14 @@ use aya_ebpf::{
     cty::c_void,
     helpers::{bpf_ktime_get_coarse_ns, bpf_map_update_elem},
     macros::map,
-    maps::{Array, HashMap, LruHashMap, PerCpuArray, SockMap},
+    maps::{
+        Array, HashMap, LruHashMap, PerCpuArray, SockMap,
+        lpm_trie::{Key, LpmTrie},
+    },
 };
-use weir_common::{Addr, Counter, Counters, DnsSlot, DnsSlotKey, Family, ListenerSlot, PodConfig, Tuple};
+use weir_common::{
+    Addr, Counter, Counters, DnsSlot, DnsSlotKey, ExcludedPort, Family, ListenerSlot, PodConfig, Tuple,
+};
 
 /// switches, one entry.
 #[map]
@@ -33,6 +38,14 @@ static OWN: HashMap<Addr, u8> = HashMap::with_max_entries(64, BPF_F_NO_PREALLOC)
 /// connections of ztunnel to the app, from loop to steer of the same packet; the value is the time.
 #[map]
 static INSIDE: LruHashMap<Tuple, u64> = LruHashMap::with_max_entries(512, 0);
+
+/// Ports that are reached directly.
+#[map]
+static PORTS: HashMap<ExcludedPort, u8> = HashMap::with_max_entries(512, BPF_F_NO_PREALLOC);
+
+/// Remote networks that are reached directly.
+#[map]
+static CIDRS: LpmTrie<Addr, u8> = LpmTrie::with_max_entries(256, BPF_F_NO_PREALLOC);
 
 /// DNS queries on their way. Not preallocated: a pod pays for what it asks.
 #[map]
@@ -71,6 +84,18 @@ pub fn count(counter: Counter, family: Family) {
 #[inline(always)]
 pub fn is_own(addr: &Addr) -> bool {
     OWN.get_ptr(addr).is_some()
+}
+
+/// Whether the port is excluded; network order.
+#[inline(always)]
+pub fn is_excluded_port(port: u16, outbound: bool) -> bool {
+    PORTS.get_ptr(ExcludedPort { port, outbound: u16::from(outbound) }).is_some()
+}
+
+/// Whether the address is in an excluded network.
+#[inline(always)]
+pub fn is_excluded_address(address: &Addr) -> bool {
+    CIDRS.get(Key::new(128, address.by_word())).is_some()
 }
 
 /// CLOCK_MONOTONIC at the resolution of a tick (Linux 5.11): a few nanoseconds instead of tens.

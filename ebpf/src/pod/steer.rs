@@ -110,6 +110,9 @@ fn decide(ctx: *mut bpf_sk_lookup, tuple: &Tuple) -> Decision {
     if !config.flags.has(PodFlags::INBOUND) {
         return Decision::PassAs(Counter::BypassInbound);
     }
+    if config.flags.has(PodFlags::EXCLUDE_INBOUND) && maps::is_excluded_port(tuple.destination_port, false) {
+        return Decision::PassAs(Counter::ExcludedIn);
+    }
     // Given, not passed: an app that joined ztunnel's SO_REUSEPORT group must not get a share.
     if tuple.destination_port == HBONE_PORT.to_be() {
         Decision::Give(ListenerSlot::Hbone)

@@ -102,8 +102,8 @@ fn set_up() -> Result<(Node, String)> {
     // What istiod would tell ztunnel: which addresses are reached by HBONE.
     let mesh = Mesh::default();
     [&web, &db].iter().for_each(|pod| mesh.join(&pod.uid, &weir_tests::world::addresses(&pod.host)));
-    let options = Options { mesh, ..Options::default() };
-    let ztunnel = Ztunnel::start_with_agent(options, ZDS_SOCKET.into())?;
+    let options = Options { mesh, zds: Some(ZDS_SOCKET.into()), ..Options::default() };
+    let ztunnel = Ztunnel::start(options)?;
     let took = format!("{:.1?}", began.elapsed());
     Ok((Node { cluster, ztunnel, web, db, batch, _apps: apps }, took))
 }

@@ -15,6 +15,10 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
+//! With [`Options::zds`] it connects to an agent and does as it is told, as ztunnel would. What ztunnel
+//! would not survive, or what it must never be asked, is noted in [`Ztunnel::violations`]: a test asserts
+//! that there are none.
+//!
 //! What differs from the real one: on 15008 stand-ins greet each other with a line of text
 //! ([`Preface`]); what leaves in plaintext carries [`PASSTHROUGH_TOS`]; DNS answers are made up
 //! ([`dns::address_of`]).
@@ -28,9 +32,12 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    task::JoinSet,
+};
 
-mod agent;
+mod controls;
 pub mod dns;
 mod log;
 mod mesh;
@@ -38,8 +45,11 @@ mod netns;
 mod proxy;
 mod socket;
 mod state;
+pub mod wire;
 mod workload;
+mod zds;
 
+use controls::Controls;
 pub use log::{Accepted, Counts, DnsQuery, Listener, Log};
 pub use mesh::Mesh;
 pub use proxy::Preface;
@@ -62,6 +72,12 @@ pub struct Options {
     pub name: String,
     /// Who is spoken to on 15008; share one among all stand-ins of a test.
     pub mesh: Mesh,
+    /// Socket of the agent; without one, pods are served by [`Ztunnel::serve_in_netns`] alone.
+    pub zds: Option<PathBuf>,
+    /// Longest pause between two attempts to reach the agent. ztunnel's own is 15 s.
+    pub reconnect_cap: Duration,
+    /// Pause between two attempts to serve a pod that could not be served. ztunnel's own is 5 s.
+    pub pending_retry: Duration,
     /// The three TCP listeners are dual-stack; else v4 only. A setting of the process, as in ztunnel.
     pub ipv6: bool,
     /// How long connections may outlive a graceful stop.
@@ -73,6 +89,9 @@ impl Default for Options {
         Self {
             name: "ztunnel".into(),
             mesh: Mesh::default(),
+            zds: None,
+            reconnect_cap: Duration::from_millis(160),
+            pending_retry: Duration::from_secs(5),
             ipv6: true,
             drain_deadline: Duration::from_secs(5),
         }
@@ -83,7 +102,7 @@ impl Default for Options {
 pub struct Ztunnel {
     commands: UnboundedSender<Command>,
     log: Arc<Log>,
-    link: Option<agent::Link>,
+    controls: Arc<Controls>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -93,6 +112,7 @@ enum Command {
     Serve { netns: OwnedFd, uid: String, reply: Reply<io::Result<()>> },
     Remove { uid: String, reply: Reply<()> },
     Workloads { reply: Reply<Vec<String>> },
+    Pending { reply: Reply<Vec<String>> },
     Stop,
     Kill,
 }
@@ -101,36 +121,25 @@ impl Ztunnel {
     /// Starts a stand-in that serves nobody yet. Its thread stays in the caller's namespaces.
     pub fn start(options: Options) -> io::Result<Self> {
         let (commands, receiver) = unbounded_channel();
-        let log = Arc::new(Log::default());
-        let state = (options.mesh.clone(), log.clone(), options.ipv6);
+        let (log, controls) = (Arc::new(Log::default()), Arc::new(Controls::default()));
         let (started, start) = mpsc::sync_channel(1);
-        let thread = std::thread::Builder::new().name(options.name.clone()).spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let (mesh, log, ipv6) = state;
-            let ready = runtime.and_then(|runtime| Ok((runtime, State::new(mesh, log, ipv6)?)));
-            let (runtime, state) = match ready {
-                Ok(ready) => ready,
-                Err(e) => return drop(started.send(Err(e))),
-            };
-            let _ = started.send(Ok(()));
-            // With the runtime go all tasks, and with them all sockets.
-            runtime.block_on(run(options, Arc::new(Mutex::new(state)), receiver));
+        let thread = std::thread::Builder::new().name(options.name.clone()).spawn({
+            let (log, controls) = (log.clone(), controls.clone());
+            move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                let state = State::new(options.mesh.clone(), log, options.ipv6);
+                let (runtime, state) = match runtime.and_then(|runtime| Ok((runtime, state?))) {
+                    Ok(ready) => ready,
+                    Err(e) => return drop(started.send(Err(e))),
+                };
+                let _ = started.send(Ok(()));
+                // With the runtime go all tasks, and with them all sockets.
+                runtime.block_on(run(options, Arc::new(Mutex::new(state)), controls, receiver));
+            }
         })?;
-        let ztunnel = Self { commands, log, link: None, thread: Some(thread) };
+        let ztunnel = Self { commands, log, controls, thread: Some(thread) };
         start.recv().map_err(|_| io::Error::other("stand-in's thread died"))??;
         Ok(ztunnel)
-    }
-
-    /// Starts a stand-in that serves the pods an agent tells it of, and connects again whenever it has to.
-    pub fn start_with_agent(options: Options, socket: PathBuf) -> io::Result<Self> {
-        let mut ztunnel = Self::start(options)?;
-        ztunnel.link = Some(agent::Link::start(socket, ztunnel.commands.clone())?);
-        Ok(ztunnel)
-    }
-
-    /// What the agent did that would have made a real ztunnel exit or spin. Must be empty.
-    pub fn violations(&self) -> Vec<String> {
-        self.link.as_ref().map(agent::Link::violations).unwrap_or_default()
     }
 
     /// Serves a pod without any agent. Its listeners are up when this returns.
@@ -148,6 +157,11 @@ impl Ztunnel {
         self.ask(|reply| Command::Workloads { reply })
     }
 
+    /// UIDs of the pods it was told to serve but could not so far, sorted.
+    pub fn pending(&self) -> Vec<String> {
+        self.ask(|reply| Command::Pending { reply })
+    }
+
     /// What it saw so far; stays readable after its end.
     pub fn log(&self) -> &Arc<Log> {
         &self.log
@@ -158,10 +172,54 @@ impl Ztunnel {
         self.log.counts().open
     }
 
+    /// Connected to an agent.
+    pub fn is_connected(&self) -> bool {
+        self.controls.is_connected()
+    }
+
+    /// Connected, has its snapshot, and nothing is pending: what ztunnel calls ready.
+    pub fn is_ready(&self) -> bool {
+        self.controls.is_ready()
+    }
+
+    /// Waits until [`Ztunnel::is_ready`]; `false` if that took too long.
+    pub fn wait_ready(&self, timeout: Duration) -> bool {
+        self.controls.wait_ready(timeout)
+    }
+
+    /// The agent did what makes ztunnel exit; nothing is served any more.
+    pub fn has_exited(&self) -> bool {
+        self.controls.has_exited()
+    }
+
+    /// What the agent must never do, and did.
+    pub fn violations(&self) -> Vec<String> {
+        self.controls.violations()
+    }
+
+    /// The agent's requests, oldest first.
+    pub fn requests(&self) -> Vec<wire::Request> {
+        self.controls.requests()
+    }
+
+    /// Hangs as far as the agent can see: no more answers, no reconnecting. What is served goes on.
+    pub fn stall(&self, stalled: bool) {
+        self.controls.stall(stalled);
+    }
+
+    /// The next pod to be added is refused with `text` and stays pending.
+    pub fn nack_next(&self, text: impl Into<String>) {
+        self.controls.nack_next(text.into());
+    }
+
+    /// Every answer from now on comes this much later.
+    pub fn delay_acks(&self, delay: Duration) {
+        self.controls.delay_acks(delay);
+    }
+
     /// As on SIGTERM: leaves the agent, closes the listeners, gives connections until the deadline of
     /// the options. Returns when it is gone.
     pub fn stop_gracefully(mut self) {
-        drop(self.link.take());
         let _ = self.commands.send(Command::Stop);
         self.join();
     }
@@ -188,20 +246,41 @@ impl Ztunnel {
 
 impl Drop for Ztunnel {
     fn drop(&mut self) {
-        drop(self.link.take());
         let _ = self.commands.send(Command::Kill);
         self.join();
     }
 }
 
-async fn run(options: Options, state: Arc<Mutex<State>>, mut commands: UnboundedReceiver<Command>) {
+async fn run(
+    options: Options,
+    state: Arc<Mutex<State>>,
+    controls: Arc<Controls>,
+    mut commands: UnboundedReceiver<Command>,
+) {
+    let mut agent = JoinSet::new();
+    if let Some(path) = options.zds {
+        let Options { reconnect_cap, pending_retry, .. } = options;
+        agent.spawn(zds::Client { path, reconnect_cap, pending_retry, state: state.clone(), controls }.run());
+    }
     let locked = || state.lock().expect("nobody panics holding the state");
-    while let Some(command) = commands.recv().await {
+    loop {
+        let command = tokio::select! {
+            command = commands.recv() => command.unwrap_or(Command::Kill),
+            // It ends when ztunnel would exit; a panic in it is ours.
+            Some(ended) = agent.join_next() => {
+                ended.expect("the stand-in's ZDS client does not panic");
+                continue;
+            }
+        };
         match command {
             Command::Serve { netns, uid, reply } => {
                 let mut state = locked();
                 let served =
-                    state.pod_netns(netns).and_then(|netns| state.add(&uid, netns).map_err(io::Error::other));
+                    state.pod_netns(netns).and_then(|netns| state.add(uid.as_str().into(), netns, None));
+                if served.is_err() {
+                    // Nobody is there to want it tried again.
+                    drop(state.del(&uid));
+                }
                 let _ = reply.send(served);
             }
             Command::Remove { uid, reply } => {
@@ -212,7 +291,10 @@ async fn run(options: Options, state: Arc<Mutex<State>>, mut commands: Unbounded
                 let _ = reply.send(());
             }
             Command::Workloads { reply } => drop(reply.send(locked().running())),
+            Command::Pending { reply } => drop(reply.send(locked().pending())),
             Command::Stop => {
+                // ztunnel leaves the agent first: pods that come from now on are for its successor.
+                agent.shutdown().await;
                 let drained = locked().drain(options.drain_deadline);
                 return drained.await;
             }

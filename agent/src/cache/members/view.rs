@@ -269,8 +269,9 @@ impl View {
         roster: &Roster,
         retry: Instant,
     ) -> Result<(), UnexpectedNack> {
-        let (action, text) = match (self.in_flight.take(), answer) {
-            (Some(InFlight::Add(uid)), answer) => {
+        let asked = self.in_flight.take().expect("an answer follows a request");
+        match (asked, answer) {
+            (InFlight::Add(uid), answer) => {
                 let told = self.told.get_mut(&uid).expect("noted when it was sent");
                 told.answer = match answer {
                     Ok(()) => Answer::Acked,
@@ -279,26 +280,21 @@ impl View {
                         Answer::Nacked { text, retry }
                     }
                 };
-                return Ok(());
             }
-            (Some(InFlight::Del(uid)), Ok(())) => {
-                self.forget(&uid);
-                return Ok(());
-            }
-            (Some(InFlight::Snapshot), Ok(())) => {
+            (InFlight::Keep, Ok(())) => {}
+            (InFlight::Del(uid), Ok(())) => self.forget(&uid),
+            (InFlight::Snapshot, Ok(())) => {
                 self.snapshot_done = true;
                 // Changes and departures that waited for this.
                 self.dirty.extend(self.told.keys().chain(roster.members.keys()).cloned());
-                return Ok(());
             }
-            (Some(InFlight::Keep), Ok(())) => return Ok(()),
-            (None, Ok(())) => ("nothing", "answered without a question".into()),
-            (Some(InFlight::Del(_)), Err(text)) => ("Del", text),
-            (Some(InFlight::Snapshot), Err(text)) => ("SnapshotSent", text),
-            (Some(InFlight::Keep), Err(text)) => ("Keep", text),
-            (None, Err(text)) => ("nothing", text),
-        };
-        Err(UnexpectedNack { action, text })
+            (InFlight::Keep, Err(text)) => return Err(UnexpectedNack { action: "Keep", text }),
+            (InFlight::Del(_), Err(text)) => return Err(UnexpectedNack { action: "Del", text }),
+            (InFlight::Snapshot, Err(text)) => {
+                return Err(UnexpectedNack { action: "SnapshotSent", text });
+            }
+        }
+        Ok(())
     }
 }
 
