@@ -1,5 +1,6 @@
 //! The same traffic through the rules that Istio's agent puts into a pod, with the same stand-in for ztunnel: what
 //! weir is compared with, and that the comparison is a fair one.
+#![cfg(feature = "root")]
 
 use std::{
     io::Write,
@@ -100,4 +101,33 @@ fn one_source_port_to_ten_ports_collides_behind_redirect() {
     println!("conntrack entries: {} behind Istio's rules, {} with weir", entries(&istio), entries(&weir));
     assert!(entries(&istio) > 0);
     assert_eq!(entries(&weir), 0);
+}
+
+/// ztunnel's port towards the app is the one the client has: by REDIRECT's tracked entry its SYN comes back to itself.
+#[test]
+fn ztunnels_port_may_be_the_clients() {
+    const PORT: u16 = 40_011;
+    let node = MeshNode::new().unwrap();
+    let outside = &node.world.outside;
+    let [istio, weir] = ["istio", "weir"].map(|name| node.pod(name, Families::Dual).unwrap());
+    node.serve(&istio, &node.ztunnel).unwrap();
+    apply(&istio);
+    node.capture(&weir).unwrap();
+    for pod in [&istio, &weir] {
+        let _server = Server::start(pod, &PORTS[..1], Close::Reset).unwrap();
+        for (only, v6) in [(PORT, false), (PORT + 2, true)] {
+            let plan = |source_port| Plan {
+                source_port: Some(source_port),
+                patience: Duration::from_millis(500),
+                close: Close::Reset,
+                ..Plan::to(vec![pod.addr(v6, PORTS[0])])
+            };
+            assert_eq!(plan(SOURCE_PORT).run(outside, 1).ok, 1, "{}, IPv6 {v6}: any port", pod.name());
+            // Now ztunnel has no other choice.
+            pod.sysctl("net.ipv4.ip_local_port_range", &format!("{only} {only}")).unwrap();
+            let well = plan(only).run(outside, 1).ok;
+            pod.sysctl("net.ipv4.ip_local_port_range", "32768 60999").unwrap();
+            assert_eq!(well, u64::from(pod.name() == weir.name()), "{}, IPv6 {v6}", pod.name());
+        }
+    }
 }

@@ -51,12 +51,8 @@ impl Fixture {
         Self { node, pod, programs, rng: StdRng::seed_from_u64(seed) }
     }
 
-    /// Runs a program inside the pod, as if the packet were on `lo`.
+    /// Runs a program, as if the packet were on `lo` of the calling thread's namespace.
     fn run(&self, hook: Hook, mark: u32, packet: &[u8]) -> Done {
-        self.pod.inside(|| self.run_here(hook, mark, packet))
-    }
-
-    fn run_here(&self, hook: Hook, mark: u32, packet: &[u8]) -> Done {
         // Of struct __sk_buff only the mark, its third word, is of interest.
         let mut context = [0_u8; 192];
         context[8..12].copy_from_slice(&mark.to_ne_bytes());
@@ -215,74 +211,92 @@ fn read(packet: &[u8]) -> Read<'_> {
 #[test]
 fn arrive_marks_everything_and_changes_nothing() {
     let mut f = Fixture::new();
-    for _ in 0..PACKETS {
-        let packet = f.packet();
-        let mark = f.rng.random();
-        let done = f.run(Hook::Arrive, mark, &packet);
-        assert_eq!(done, Done { verdict: PASS, mark: ZTUNNEL_MARK, packet });
-    }
+    f.pod
+        .netns()
+        .clone()
+        .enter(|| {
+            for _ in 0..PACKETS {
+                let packet = f.packet();
+                let mark = f.rng.random();
+                let done = f.run(Hook::Arrive, mark, &packet);
+                assert_eq!(done, Done { verdict: PASS, mark: ZTUNNEL_MARK, packet });
+            }
+        })
+        .unwrap();
 }
 
 /// Drops TCP, DNS and what it does not understand, unless it is marked; touches nothing.
 #[test]
 fn guard_drops_what_is_captured() {
     let mut f = Fixture::new();
-    let mut drops = 0;
-    for _ in 0..PACKETS {
-        let packet = f.packet();
-        let mark = *[0, 1, ZTUNNEL_MARK, 0x1000_0539, 0x538].choose(&mut f.rng).unwrap();
-        let captured = match read(&packet) {
-            Read::Nothing => false,
-            Read::Opaque => true,
-            Read::Carries { protocol: TCP, .. } => true,
-            Read::Carries { protocol: UDP, transport, .. } => transport.get(2..4) == Some(&[0, 53]),
-            Read::Carries { .. } => false,
-        };
-        let dropped = captured && mark & 0xfff != ZTUNNEL_MARK;
-        let verdict = if dropped { DROP } else { PASS };
-        let done = f.run(Hook::Guard, mark, &packet);
-        assert_eq!(done, Done { verdict, mark, packet: packet.clone() }, "{:?}", read(&packet));
-        drops += u64::from(dropped);
-    }
-    let counters = f.node.counters(&f.pod).unwrap();
-    let counted = counters.total(Counter::Guarded) + counters.total(Counter::GuardedDns);
-    println!("{drops} of {PACKETS} dropped");
-    assert_eq!(counted, drops);
+    f.pod
+        .netns()
+        .clone()
+        .enter(|| {
+            let mut drops = 0;
+            for _ in 0..PACKETS {
+                let packet = f.packet();
+                let mark = *[0, 1, ZTUNNEL_MARK, 0x1000_0539, 0x538].choose(&mut f.rng).unwrap();
+                let captured = match read(&packet) {
+                    Read::Nothing => false,
+                    Read::Opaque => true,
+                    Read::Carries { protocol: TCP, .. } => true,
+                    Read::Carries { protocol: UDP, transport, .. } => transport.get(2..4) == Some(&[0, 53]),
+                    Read::Carries { .. } => false,
+                };
+                let dropped = captured && mark & 0xfff != ZTUNNEL_MARK;
+                let verdict = if dropped { DROP } else { PASS };
+                let done = f.run(Hook::Guard, mark, &packet);
+                assert_eq!(done, Done { verdict, mark, packet: packet.clone() }, "{:?}", read(&packet));
+                drops += u64::from(dropped);
+            }
+            let counters = f.node.counters(&f.pod).unwrap();
+            let counted = counters.total(Counter::Guarded) + counters.total(Counter::GuardedDns);
+            println!("{drops} of {PACKETS} dropped");
+            assert_eq!(counted, drops);
+        })
+        .unwrap();
 }
 
 /// Clears the mark, and rewrites nothing but DNS.
 #[test]
 fn local_rewrites_dns_and_nothing_else() {
     let mut f = Fixture::new();
-    let own = [false, true].map(|v6| match f.pod.ip(v6) {
-        IpAddr::V4(ip) => ip.octets().to_vec(),
-        IpAddr::V6(ip) => ip.octets().to_vec(),
-    });
-    let mut queries = 0;
-    for _ in 0..PACKETS {
-        let packet = f.packet();
-        let mark = *[0, 1, ZTUNNEL_MARK].choose(&mut f.rng).unwrap();
-        let query = match read(&packet) {
-            Read::Carries { protocol: TCP | UDP, fragment: false, destination, transport } => {
-                mark != ZTUNNEL_MARK
-                    && transport.get(2..4) == Some(&[0, 53])
-                    && !ip_of(destination).is_loopback()
-                    && !own.iter().any(|own| own == destination)
+    f.pod
+        .netns()
+        .clone()
+        .enter(|| {
+            let own = [false, true].map(|v6| match f.pod.ip(v6) {
+                IpAddr::V4(ip) => ip.octets().to_vec(),
+                IpAddr::V6(ip) => ip.octets().to_vec(),
+            });
+            let mut queries = 0;
+            for _ in 0..PACKETS {
+                let packet = f.packet();
+                let mark = *[0, 1, ZTUNNEL_MARK].choose(&mut f.rng).unwrap();
+                let query = match read(&packet) {
+                    Read::Carries { protocol: TCP | UDP, fragment: false, destination, transport } => {
+                        mark != ZTUNNEL_MARK
+                            && transport.get(2..4) == Some(&[0, 53])
+                            && !ip_of(destination).is_loopback()
+                            && !own.iter().any(|own| own == destination)
+                    }
+                    _ => false,
+                };
+                let done = f.run(Hook::Local, mark, &packet);
+                assert_eq!(done.verdict, PASS, "{:?}", read(&packet));
+                assert_eq!(done.mark, if mark == ZTUNNEL_MARK { INSIDE_MARK } else { mark });
+                if !query {
+                    assert_eq!(done.packet, packet, "{:?}", read(&packet));
+                    continue;
+                }
+                queries += 1;
+                assert_rewritten(&packet, &done.packet);
             }
-            _ => false,
-        };
-        let done = f.run(Hook::Local, mark, &packet);
-        assert_eq!(done.verdict, PASS, "{:?}", read(&packet));
-        assert_eq!(done.mark, if mark == ZTUNNEL_MARK { INSIDE_MARK } else { mark });
-        if !query {
-            assert_eq!(done.packet, packet, "{:?}", read(&packet));
-            continue;
-        }
-        queries += 1;
-        assert_rewritten(&packet, &done.packet);
-    }
-    println!("{queries} of {PACKETS} queries");
-    assert_eq!(f.node.counters(&f.pod).unwrap().total(Counter::Dns), queries);
+            println!("{queries} of {PACKETS} queries");
+            assert_eq!(f.node.counters(&f.pod).unwrap().total(Counter::Dns), queries);
+        })
+        .unwrap();
 }
 
 /// A query differs in destination, ports and checksums, and the sum of each header's words is what it was.
