@@ -6,13 +6,14 @@
 //! |---|---|
 //! | entry | `bin/weir.rs`, [`cli`] |
 //! | drive | [`reconcile`] |
-//! | shells | [`kube`], [`zds`], [`redirect`] |
+//! | shells | [`cni`], [`kube`], [`zds`], [`redirect`] |
 //! | cache | [`cache`] |
 //! | ground | [`kernel`], [`netns`] |
 //! | domain | [`domain`]: no I/O, no unsafe, no Kubernetes client |
 
 pub mod cache;
 pub mod cli;
+pub mod cni;
 pub mod domain;
 pub mod kernel;
 pub mod kube;

@@ -127,7 +127,6 @@ fn settled(pod: &Host) -> Vec<(String, String)> {
     }
 }
 
-
 /// All that weir may change in a namespace.
 fn state(pod: &Host) -> Vec<(String, String)> {
     const COMMANDS: &[&str] = &[
