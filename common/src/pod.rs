@@ -116,6 +116,10 @@ impl DnsSlot {
 pub struct KernelOffsets {
     /// `struct sock_common`, `skc_state`.
     pub skc_state: u32,
+    /// `struct sock_common`, `skc_family`.
+    pub skc_family: u32,
+    /// `struct sock_common`, `skc_daddr`.
+    pub skc_daddr: u32,
     /// `struct sock`, `sk_rx_dst_ifindex`.
     pub sk_rx_dst_ifindex: u32,
     /// `struct sock`, `sk_dst_cache`.
@@ -132,7 +136,7 @@ pub struct KernelOffsets {
 pub enum SocketVerdict {
     /// Marked as older than the enrolment.
     Adopted = 1,
-    /// Carries a mark already.
+    /// Carries ztunnel's mark.
     Marked = 2,
     /// Goes over `lo`: captured, or the pod talking to itself.
     Captured = 3,
@@ -140,6 +144,8 @@ pub enum SocketVerdict {
     Unfinished = 4,
     /// The kernel refused the mark.
     Failed = 5,
+    /// Has been marked as older than the enrolment before.
+    Old = 6,
 }
 
 /// One record of the adopt iterator's output.
@@ -150,13 +156,15 @@ pub struct SocketNote {
     pub verdict: u32,
     /// errno of the refusal, 0 otherwise.
     pub errno: i32,
+    /// 1 for a connection over IPv6, 0 for IPv4 (also by a dual-stack socket).
+    pub v6: u32,
 }
 
 const _: () = assert!(size_of::<PodConfig>() == 8 + 4 * MAX_REROUTE);
-const _: () = assert!(size_of::<NodeConfig>() == 8 && size_of::<KernelOffsets>() == 20);
+const _: () = assert!(size_of::<NodeConfig>() == 8 && size_of::<KernelOffsets>() == 28);
 const _: () = assert!(size_of::<ExcludedPort>() == 4);
 const _: () = assert!(size_of::<DnsSlotKey>() == 4 && size_of::<DnsSlot>() == 48);
-const _: () = assert!(size_of::<SocketNote>() == 8);
+const _: () = assert!(size_of::<SocketNote>() == 12);
 
 #[cfg(feature = "user")]
 mod user {

@@ -189,14 +189,38 @@ impl Cluster {
         // Every agent of the machine looks into the same /proc: no two worlds may share a UID.
         let random = rand::random::<u128>();
         let uid = format!("{:08x}-0000-4000-8000-{:012x}", random >> 96, random & 0xffff_ffff_ffff);
+        self.run_pod(namespace, host, uid)
+    }
+
+    /// A pod's sandbox is made anew: the same object, another namespace with other addresses, another process.
+    ///
+    /// # Errors
+    /// When the kernel refuses any part.
+    pub fn replace_sandbox(&self, old: Pod) -> Result<Pod> {
+        let Pod { host, namespace, uid, _process: process, _cgroup: cgroup } = old;
+        let families = match (host.v4, host.v6) {
+            (Some(_), Some(_)) => Families::Dual,
+            (Some(_), None) => Families::V4,
+            _ => Families::V6,
+        };
+        let name = host.name().to_owned();
+        drop((process, cgroup, host));
+        world::forget_name(&name)?;
+        self.run_pod(&namespace, self.world.pod(&name, families)?, uid)
+    }
+
+    fn run_pod(&self, namespace: &str, host: Host, uid: String) -> Result<Pod> {
         let cgroup = Cgroup::new(&format!("{}/kubepods/pod{uid}/main", self.world.id()))?;
         let mut command = Command::new(gear()?);
         let process = Child::start_in(&host, command.arg("pause").stdin(Stdio::piped()))?;
         cgroup.add(process.pid())?;
         let ips: Vec<_> = world::addresses(&host).iter().map(|ip| json!({ "ip": ip })).collect();
         let first = world::addresses(&host)[0];
+        let annotations = self.api.pod(namespace, host.name()).and_then(|pod| pod.metadata.annotations);
         self.api.put_pod(json!({
-            "metadata": { "namespace": namespace, "name": name, "uid": uid },
+            "metadata": {
+                "namespace": namespace, "name": host.name(), "uid": uid, "annotations": annotations,
+            },
             "spec": {
                 "nodeName": NODE,
                 "serviceAccountName": "default",

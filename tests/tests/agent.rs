@@ -1,4 +1,5 @@
 //! `weir agent` as a process: against a Kubernetes API server over HTTP, a stand-in ztunnel over ZDS, real pods.
+#![cfg(feature = "root")]
 
 use std::{
     io::{self, IoSlice},
@@ -163,6 +164,65 @@ fn ztunnel_comes_late_and_goes() {
         .unwrap();
 }
 
+/// What changes while the agent is away is found when it is back: pods that have gone, pods made anew under the same
+/// name, a sandbox that was replaced, and a node that was rebooted under annotations that say `enabled`.
+#[test]
+fn what_changed_while_the_agent_was_away_is_found() {
+    let mut f = Fixture::new();
+    f.cluster.namespace("shop", true);
+    let (gone, _a1) = f.pod("shop", "gone");
+    let (again, a2) = f.pod("shop", "again");
+    let (moved, a3) = f.pod("shop", "moved");
+    let (stays, _a4) = f.pod("shop", "stays");
+    for pod in [&gone, &again, &moved, &stays] {
+        f.cluster.wait_redirection(pod, Some("enabled")).unwrap();
+    }
+    f.cluster.kill_agent().unwrap();
+    assert!(f.cluster.api.delete_pod("shop", "gone") && f.cluster.api.delete_pod("shop", "again"));
+    drop((again, a2, a3));
+    weir_tests::world::forget_name("again").unwrap();
+    let (again, _a2) = f.pod("shop", "again");
+    let moved = f.cluster.replace_sandbox(moved).unwrap();
+    let _a3 = App::start(&moved.host, APP).unwrap();
+    assert!(!f.captured(&moved) && f.captured(&stays), "the stage is set");
+    f.cluster.start_agent().unwrap();
+    let pinned = || {
+        let pods = weir_agent::redirect::pinned(PIN_ROOT.as_ref());
+        let mut found: Vec<_> = pods.into_iter().map(|pod| (pod.record.uid, pod.record.cookie)).collect();
+        found.sort();
+        found
+    };
+    let mut wanted: Vec<_> =
+        [&again, &moved, &stays].map(|pod| (pod.uid.clone(), pod.host.netns().cookie())).to_vec();
+    wanted.sort();
+    f.cluster.wait("exactly what is there now is pinned", || pinned() == wanted).unwrap();
+    for pod in [&again, &moved, &stays] {
+        f.cluster.wait_redirection(pod, Some("enabled")).unwrap();
+        assert!(f.captured(pod), "{}", pod.host.name());
+    }
+    // As after a reboot: nothing is pinned, the namespaces are new, the annotations are left.
+    f.cluster.kill_agent().unwrap();
+    let mut cookies = Vec::new();
+    for (_, cookie) in pinned() {
+        std::fs::remove_dir_all(format!("{PIN_ROOT}/v1/pods/{cookie}")).unwrap();
+        cookies.push(cookie);
+    }
+    let rebooted = f.cluster.replace_sandbox(stays).unwrap();
+    let _a4 = App::start(&rebooted.host, APP).unwrap();
+    assert_eq!(f.cluster.redirection(&rebooted).as_deref(), Some("enabled"), "the annotation is left");
+    let before = f.cluster.api.patches().len();
+    f.cluster.start_agent().unwrap();
+    f.cluster.wait("captured", || f.captured(&rebooted)).unwrap();
+    f.cluster.wait_redirection(&rebooted, Some("enabled")).unwrap();
+    let patches = f.cluster.api.patches();
+    let said: Vec<_> = patches[before..]
+        .iter()
+        .filter(|patch| patch.name == "stays")
+        .map(|patch| patch.body["metadata"]["annotations"]["ambient.istio.io/redirection"].clone())
+        .collect();
+    assert_eq!(said, [json!("pending"), json!("enabled")], "never `enabled` while it is not so");
+}
+
 /// A pod whose namespace is not found waits as `pending`, with the reason in the log, and hurts no other.
 #[test]
 fn a_pod_without_a_namespace_is_pending() {
@@ -247,7 +307,6 @@ fn unfit_machines_and_bad_input_are_named() {
     ];
     for (what, flags, wanted, status) in cases {
         let mut command = Command::new(weir().unwrap());
-        // Later flags win over the fixture's.
         let fixture = cluster.agent_command().unwrap();
         let mut args: Vec<_> = fixture.get_args().map(ToOwned::to_owned).collect();
         for pair in flags.chunks(2) {
@@ -262,6 +321,27 @@ fn unfit_machines_and_bad_input_are_named() {
         let last = said.lines().last().unwrap_or_default();
         assert!(last.contains(wanted), "{what}: {said}");
         assert_eq!(output.status.code(), Some(status), "{what}: {said}");
+    }
+}
+
+/// Without root, or without one capability, the agent says which and why.
+#[test]
+fn missing_privileges_are_named() {
+    let cluster = Cluster::new().unwrap();
+    let fixture = cluster.agent_command().unwrap();
+    for (how, wanted) in [
+        (&["--reuid=65534", "--clear-groups"][..], "run as root"),
+        (&["--bounding-set=-bpf"], "CAP_BPF"),
+        (&["--bounding-set=-net_admin"], "CAP_NET_ADMIN"),
+        (&["--bounding-set=-sys_admin"], "CAP_SYS_ADMIN"),
+        (&["--bounding-set=-sys_ptrace"], "CAP_SYS_PTRACE"),
+    ] {
+        let mut command = Command::new("setpriv");
+        command.args(how).arg(fixture.get_program()).args(fixture.get_args()).stdin(Stdio::null());
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.lines().count() == 1 && said.contains(wanted), "{how:?}: {said}");
+        assert_eq!(output.status.code(), Some(1), "{how:?}: {said}");
     }
 }
 

@@ -1,4 +1,5 @@
 //! Ways around capture that must not work, and ways to steal what is ztunnel's.
+#![cfg(feature = "root")]
 
 use std::{
     io,

@@ -1,4 +1,5 @@
 //! What a pod costs the kernel, as counts: they do not depend on how busy the machine is.
+#![cfg(feature = "root")]
 
 use weir_agent::kernel::{Hook, PodDir};
 use weir_tests::{

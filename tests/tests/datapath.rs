@@ -1,5 +1,6 @@
 //! The design's packet walks, one case each, in both families: the real programs on the real kernel, with a
 //! stand-in ztunnel. Counters must be exactly those of the connections made.
+#![cfg(feature = "root")]
 
 use std::{
     io::{self, Write},

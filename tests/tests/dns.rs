@@ -1,5 +1,6 @@
 //! DNS capture: every answer matches its question and comes from the server asked, and nothing on port 53 leaves the
 //! pod but ztunnel's own. The stand-in answers whatever it is asked; the servers need not exist.
+#![cfg(feature = "root")]
 
 use std::{
     io::ErrorKind,

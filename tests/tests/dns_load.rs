@@ -1,4 +1,5 @@
 //! DNS capture under load: few ports with many queries, more ports than there are slots, and nobody who answers.
+#![cfg(feature = "root")]
 
 use std::{
     collections::HashMap,

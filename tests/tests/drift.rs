@@ -1,5 +1,6 @@
 //! What is taken from an enrolled pod by others is found and put back, within two looks, and told; other pods do not
 //! notice.
+#![cfg(feature = "root")]
 
 use std::time::Duration;
 

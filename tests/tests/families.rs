@@ -1,5 +1,6 @@
 //! Pods of one family and of both, with several addresses, with IPv6 switched off in various ways: what they have is
 //! captured, and afterwards everything is as it was.
+#![cfg(feature = "root")]
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -206,10 +207,11 @@ fn several_addresses() {
             let own = addresses(&f.pod).into_iter().find(|own| own.is_ipv6() == ip.is_ipv6()).unwrap();
             for (from, to) in [(own, ip), (ip, own), (ip, ip)] {
                 f.untouched(SocketAddr::new(to, APP));
+                let own_address = from;
                 let from = Some(SocketAddr::new(from, 0));
                 let options = weir_tests::app::Connect { from, ..Default::default() };
                 let client = Client::connect_with(&f.pod, SocketAddr::new(to, APP), options).unwrap();
-                assert_eq!(client.seen_as.ip(), from.unwrap().ip());
+                assert_eq!(client.seen_as.ip(), own_address);
                 // What is not the first address is captured as well.
                 let options = weir_tests::app::Connect { from, ..Default::default() };
                 f.node.ztunnel.log().clear();

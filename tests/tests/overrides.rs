@@ -1,5 +1,6 @@
 //! Overrides by annotation, applied live to an enrolled pod; interfaces that appear later; connections older than
 //! the enrolment and their deadline; whose probes are exempt. With `weir agent` as a process.
+#![cfg(feature = "root")]
 
 use std::{
     io::{self, Write},

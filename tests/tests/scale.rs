@@ -1,4 +1,5 @@
 //! Many pods, many changes: the labels decide in the end, and the work is bounded.
+#![cfg(feature = "root")]
 
 use std::time::{Duration, Instant};
 

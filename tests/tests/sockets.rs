@@ -1,6 +1,7 @@
 //! Sockets other than the plain ones, one case each, in the families where it makes sense. What each case shows is
 //! stated in `docs/traffic.md` under the case's name. Nothing that is captured leaves in plaintext meanwhile: an
 //! observer outside the pod watches all of it.
+#![cfg(feature = "root")]
 
 use std::{
     io,

@@ -1,4 +1,5 @@
 //! What must hold while things change: a pod is enrolled and un-enrolled under load, ztunnel goes and comes back.
+#![cfg(feature = "root")]
 
 use std::{io, time::Duration};
 

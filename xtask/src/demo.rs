@@ -17,7 +17,9 @@ pub fn run() -> Result<()> {
     run::need_root("demo")?;
     packages::ensure(packages::DEMO)?;
     ebpf::build()?;
-    step("building the programs", || check(toolchain("cargo").args(["build", "--bins"])))?;
+    step("building the programs", || {
+        check(toolchain("cargo").args(["build", "--bins"]).args(run::ROOT_TESTS))
+    })?;
     let demo = run::program("weir-demo");
     // Instead of waiting for it: so Ctrl-C reaches the demo alone, which cleans up, and its exit status is ours.
     let error = run::name_programs(&mut Command::new(&demo)).exec();

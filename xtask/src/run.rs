@@ -36,6 +36,9 @@ pub fn program(name: &str) -> PathBuf {
     target_dir().join("debug").join(name)
 }
 
+/// Switches on the tests that need root. The same everywhere: with and without are two builds of the test gear.
+pub const ROOT_TESTS: [&str; 2] = ["--features", "weir-tests/root"];
+
 /// Tells a command where the programs are that tests and demo run.
 pub fn name_programs(command: &mut Command) -> &mut Command {
     command.env("WEIR_BIN", program("weir")).env("WEIR_GEAR", program("weir-gear"))

@@ -37,12 +37,21 @@ pub fn run(filters: &[String]) -> Result<bool> {
     report.tests("documentation tests", cargo("test").arg("--doc"), &[], filters);
     let mut integration = cargo("test");
     report.tests("integration tests", integration.args(["--test", "*"]), &["--test-threads=2"], filters);
+    if filters.is_empty() {
+        let mut as_root = cargo("test");
+        report.tests(
+            "tests of the agent that need root",
+            as_root.args(["--test", "zds"]),
+            &["--ignored"],
+            filters,
+        );
+    }
     report.finish(filters)
 }
 
 fn cargo(subcommand: &str) -> Command {
     let mut command = toolchain("cargo");
-    run::name_programs(&mut command).arg(subcommand);
+    run::name_programs(&mut command).arg(subcommand).args(run::ROOT_TESTS);
     command
 }
 

@@ -74,6 +74,14 @@ struct Member {
     info_since: u64,
 }
 
+/// What came of putting a pod into the set.
+struct Published {
+    generation: u64,
+    changed: bool,
+    /// To be closed without the lock.
+    _unused: Option<Netns>,
+}
+
 #[derive(Clone, Debug)]
 struct Netns {
     fd: Arc<OwnedFd>,
@@ -161,20 +169,21 @@ impl Members {
         let netns = netns.map(|fd| NetnsId::of(&fd).map(|id| Netns { fd, id }));
         let netns = netns.transpose().map_err(PublishError::Netns)?;
         let mut inner = self.inner();
-        let before = inner.roster.last_generation;
-        let generation = inner.roster.publish(&uid, info, netns)?;
-        if inner.roster.last_generation != before {
+        let published = inner.roster.publish(&uid, info, netns)?;
+        if published.changed {
             inner.mark(&uid);
             self.work_changed(inner);
         }
-        Ok(generation)
+        Ok(published.generation)
     }
 
     /// Takes a pod out of the set; every connection that was told of it will tell its ztunnel. See
     /// [`Members::wait_released`].
     pub fn retract(&self, uid: &PodUid) {
         let mut inner = self.inner();
-        if inner.roster.retract(uid) {
+        // Held to the end: its descriptor is closed without the lock.
+        let gone = inner.roster.retract(uid);
+        if gone.is_some() {
             inner.mark(uid);
             self.work_changed(inner);
         }
@@ -286,7 +295,7 @@ impl Roster {
         uid: &PodUid,
         info: WorkloadInfo,
         netns: Option<Netns>,
-    ) -> Result<u64, PublishError> {
+    ) -> Result<Published, PublishError> {
         let id = netns.as_ref().map(|n| n.id);
         if let Some(owner) = id.and_then(|id| self.owners.get(&id)).filter(|&owner| owner != uid) {
             return Err(PublishError::NetnsTaken(owner.clone()));
@@ -295,7 +304,7 @@ impl Roster {
         let same_info = before.is_some_and(|m| m.info == info);
         let same_netns = before.is_some_and(|m| m.netns.as_ref().map(|n| n.id) == id);
         if let Some(member) = before.filter(|_| same_info && same_netns) {
-            return Ok(member.generation);
+            return Ok(Published { generation: member.generation, changed: false, _unused: netns });
         }
         let info_since = before.filter(|_| same_info).map(|m| m.info_since);
         if let Some(left) = before.and_then(|m| m.netns.as_ref()) {
@@ -305,16 +314,16 @@ impl Roster {
         self.last_generation += 1;
         let generation = self.last_generation;
         let info_since = info_since.unwrap_or(generation);
-        self.members.insert(uid.clone(), Member { info, netns, generation, info_since });
-        Ok(generation)
+        let replaced = self.members.insert(uid.clone(), Member { info, netns, generation, info_since });
+        Ok(Published { generation, changed: true, _unused: replaced.and_then(|m| m.netns) })
     }
 
-    fn retract(&mut self, uid: &PodUid) -> bool {
-        let Some(member) = self.members.remove(uid) else { return false };
-        if let Some(netns) = member.netns {
+    fn retract(&mut self, uid: &PodUid) -> Option<Member> {
+        let member = self.members.remove(uid)?;
+        if let Some(netns) = &member.netns {
             self.owners.remove(&netns.id);
         }
-        true
+        Some(member)
     }
 }
 

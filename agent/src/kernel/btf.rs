@@ -72,6 +72,8 @@ impl Btf {
     pub fn offsets(&self) -> Result<KernelOffsets, KernelError> {
         Ok(KernelOffsets {
             skc_state: self.offset("sock_common", "skc_state")?,
+            skc_family: self.offset("sock_common", "skc_family")?,
+            skc_daddr: self.offset("sock_common", "skc_daddr")?,
             sk_rx_dst_ifindex: self.offset("sock", "sk_rx_dst_ifindex")?,
             sk_dst_cache: self.offset("sock", "sk_dst_cache")?,
             dst_dev: self.offset("dst_entry", "dev")?,

@@ -1,6 +1,7 @@
 //! The kernel side: loading programs, pins, maps. One of the two rooms where `unsafe` may live.
 
 mod btf;
+pub mod heap;
 mod node;
 mod object;
 mod pod;

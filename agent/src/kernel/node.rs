@@ -24,11 +24,11 @@ pub struct NodeObjects {
     ebpf: Mutex<Ebpf>,
 }
 
-/// What one pass of adopt did.
+/// What one pass of adopt found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Adopted {
-    /// Connections marked as older than the enrolment.
-    pub adopted: usize,
+    /// Connections that are marked as older than the enrolment, by this pass or before: IPv4, IPv6.
+    pub old: [u64; 2],
     /// Connections whose handshake was not complete.
     pub unfinished: usize,
     /// Connections the kernel would not let be marked.
@@ -121,12 +121,14 @@ impl NodeObjects {
             .map_err(KernelError::load("the namespace"))??;
         let mut sum = Adopted::default();
         for note in notes.chunks_exact(size_of::<SocketNote>()) {
-            let verdict = u32::from_ne_bytes([note[0], note[1], note[2], note[3]]);
-            match verdict {
-                v if v == SocketVerdict::Adopted as u32 => sum.adopted += 1,
-                v if v == SocketVerdict::Unfinished as u32 => sum.unfinished += 1,
-                v if v == SocketVerdict::Failed as u32 => sum.failed += 1,
-                _ => {}
+            let word = |at: usize| u32::from_ne_bytes([note[at], note[at + 1], note[at + 2], note[at + 3]]);
+            let (verdict, v6) = (word(0), word(8) == 1);
+            if verdict == SocketVerdict::Adopted as u32 || verdict == SocketVerdict::Old as u32 {
+                sum.old[usize::from(v6)] += 1;
+            } else if verdict == SocketVerdict::Unfinished as u32 {
+                sum.unfinished += 1;
+            } else if verdict == SocketVerdict::Failed as u32 {
+                sum.failed += 1;
             }
         }
         Ok(sum)

@@ -139,7 +139,7 @@ impl DataPath for NodeDataPath {
             let (netns, overrides) = (open(&fd)?, parts.overrides(&tracked));
             // Before the look: what changes after it is heard.
             let _runtime = runtime.enter();
-            let captured_at = parts.redirector.old_connections(&netns)?.captured_at;
+            let captured_at = parts.redirector.captured_at(&netns)?;
             let name = format!("{}/{}", tracked.info.namespace, tracked.info.name);
             parts.tracked.add(&tracked.uid, name, netns.clone(), captured_at, overrides.existing);
             parts.redirector.verify(&netns, &overrides)

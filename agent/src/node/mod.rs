@@ -25,7 +25,7 @@ use tracked::Tracked;
 use crate::{
     cache::{members::Members, pods::Pods},
     domain::{config::AgentConfig, overrides::Defaults},
-    kernel::Objects,
+    kernel::{Objects, heap},
     kube::{annotate::Patcher, client, events},
     netns::{Netns, discover::Discovery},
     preflight,
@@ -42,6 +42,7 @@ pub fn run(args: AgentArgs) -> Result<()> {
     let config = args.config()?;
     preflight::check(&args.paths)?;
     log(args.log_json);
+    heap::one_arena();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let stopped = runtime.block_on(async {
         tokio::select! {
@@ -103,6 +104,7 @@ fn open(args: &AgentArgs) -> Result<(Redirector, Discovery)> {
     let host = Netns::open(&args.paths.host_netns()).context("the host's network namespace")?;
     let settings = Settings { root: args.paths.bpffs.clone(), proc: args.paths.proc.clone() };
     let redirector = Redirector::open(settings, &Objects::get()?)?;
+    heap::give_back();
     Ok((redirector, Discovery::new(args.paths.proc.clone(), host)))
 }
 

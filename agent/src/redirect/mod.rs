@@ -207,20 +207,18 @@ impl Redirector {
         let before = if on { Exclusions::of_pod(&dir)? } else { Exclusions::default() };
         // What is excluded is known to the programs before a rule lets it out.
         exclusions.add_to(&dir)?;
-        if on {
-            self.lay_over(netns, &dir, &shape, overrides, (&before, &exclusions))?;
+        let adopted = if on {
+            self.lay_over(netns, &dir, &shape, overrides, (&before, &exclusions))?
         } else {
-            self.take_over(netns, &dir, &shape, overrides)?;
-        }
+            Some(self.take_over(netns, &dir, &shape, overrides)?)
+        };
         dir.set_config(wanted)?;
         exclusions.set_in(&dir)?;
-        let old = netns.enter(connections::old)??;
-        if !on || exclusions.lacks_some_of(&before) {
-            dir.captured_now(connections::by_family(&old))?;
+        if let Some(adopted) = adopted {
+            dir.captured_now(adopted.old)?;
         }
-        dir.old_connections()
-            .map(|counted| OldConnections { left: old.len() as u64, ..counted })
-            .map_err(Into::into)
+        let left = adopted.map_or(0, |adopted| adopted.old.iter().sum());
+        Ok(OldConnections { left, ..dir.old_connections()? })
     }
 
     /// From one set of overrides to another. Captured connections to what becomes excluded are ended: their next
@@ -232,7 +230,7 @@ impl Redirector {
         shape: &Shape,
         overrides: &Overrides,
         (before, after): (&Exclusions, &Exclusions),
-    ) -> Result<(), RedirectError> {
+    ) -> Result<Option<Adopted>, RedirectError> {
         let (now, wanted) = (dir.config()?, captured(shape, overrides));
         let mut flags = now.flags.with(wanted.flags);
         let adopts = after.lacks_some_of(before);
@@ -247,10 +245,7 @@ impl Redirector {
             sockets::destroy(&ended)?;
             routing::apply(shape, overrides)
         })??;
-        if adopts {
-            self.node.adopt_rest(netns)?;
-        }
-        Ok(())
+        Ok(if adopts { Some(self.node.adopt_rest(netns)?) } else { None })
     }
 
     /// From "direct" to "captured" without losing a connection: what exists is adopted, before and after the rules.
@@ -260,7 +255,7 @@ impl Redirector {
         dir: &PodDir,
         shape: &Shape,
         overrides: &Overrides,
-    ) -> Result<(), RedirectError> {
+    ) -> Result<Adopted, RedirectError> {
         if dir.config()? == NEUTRAL {
             // Only then is nothing captured yet.
             self.node.adopt_all(netns)?;
@@ -269,14 +264,20 @@ impl Redirector {
         let switching = flags.with(PodFlags::SWITCHING_ON);
         dir.set_config(PodConfig { flags: switching, ..NEUTRAL })?;
         netns.enter(|| routing::apply(shape, overrides))??;
-        for _ in 0..3 {
-            let Adopted { unfinished, .. } = self.node.adopt_rest(netns)?;
-            if unfinished == 0 {
+        let mut adopted = self.node.adopt_rest(netns)?;
+        for _ in 0..2 {
+            if adopted.unfinished == 0 {
                 break;
             }
             std::thread::sleep(SETTLE);
+            adopted = self.node.adopt_rest(netns)?;
         }
-        Ok(())
+        Ok(adopted)
+    }
+
+    /// Since when the pod is captured, on CLOCK_BOOTTIME.
+    pub fn captured_at(&self, netns: &Netns) -> Result<Duration, RedirectError> {
+        Ok(self.dir(netns.cookie()).old_connections()?.captured_at)
     }
 
     /// Connections that are older than the enrolment: what was counted, and how many are still there.

@@ -1,6 +1,7 @@
 //! One ztunnel connection, from its hello to its end.
 
 use std::{
+    collections::HashSet,
     convert::Infallible,
     io,
     os::fd::{AsFd, BorrowedFd},
@@ -14,13 +15,16 @@ use nix::{
 use thiserror::Error;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_seqpacket::{UnixSeqpacket, ancillary::AncillaryMessageWriter};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::{
     codec::{self, Answer, DecodeError, Request},
     counters::Counters,
 };
-use crate::cache::members::{Action, Members, Next, Peer, Session, UnexpectedNack};
+use crate::{
+    cache::members::{Action, Members, Next, Peer, Session, UnexpectedNack},
+    domain::workload::PodUid,
+};
 
 /// A refusal carries an error text of any length; what is longer than this is no answer.
 const RECEIVE_BUFFER: usize = 8192;
@@ -113,13 +117,17 @@ async fn follow(
     timeouts: Timeouts,
     counters: &Counters,
 ) -> Result<Infallible, SessionError> {
-    let (started, mut named) = (Instant::now(), 0);
+    let (started, mut named, mut refused) = (Instant::now(), 0, HashSet::new());
     loop {
         match session.next_step() {
             Next::Send(action) => {
                 let answer = line.exchange_counted(&action, timeouts.answer, counters).await?;
-                if let (Action::Add { uid, .. }, Err(text)) = (&action, &answer) {
-                    warn!(session = session.id(), %uid, text, "ztunnel cannot serve a pod");
+                match &action {
+                    Action::Add { uid, .. } => report(session.id(), uid, &answer, &mut refused),
+                    Action::Del(uid) => {
+                        refused.remove(uid);
+                    }
+                    Action::Keep(_) | Action::SnapshotSent => {}
                 }
                 session.answered(answer)?;
                 if matches!(action, Action::SnapshotSent) {
@@ -136,6 +144,18 @@ async fn follow(
                 () = wait_until(until) => {}
             },
         }
+    }
+}
+
+/// One line when a pod is refused and one when it no longer is, however often it is tried in between.
+fn report(session: u64, uid: &PodUid, answer: &Answer, refused: &mut HashSet<PodUid>) {
+    match answer {
+        Err(text) if refused.insert(uid.clone()) => {
+            warn!(session, %uid, text, "ztunnel cannot serve a pod");
+        }
+        Err(text) => debug!(session, %uid, text, "ztunnel still cannot serve a pod"),
+        Ok(()) if refused.remove(uid) => info!(session, %uid, "ztunnel serves the pod now"),
+        Ok(()) => {}
     }
 }
 

@@ -12,8 +12,15 @@ use weir_common::{KernelOffsets, OLD_MARK, SocketNote, SocketVerdict, is_marked}
 /// Where the kernel keeps what is read below. Set by the loader from the kernel's BTF before the program is loaded;
 /// constants to the verifier, because the section is read-only.
 #[unsafe(no_mangle)]
-static OFFSETS: KernelOffsets =
-    KernelOffsets { skc_state: 0, sk_rx_dst_ifindex: 0, sk_dst_cache: 0, dst_dev: 0, dev_ifindex: 0 };
+static OFFSETS: KernelOffsets = KernelOffsets {
+    skc_state: 0,
+    skc_family: 0,
+    skc_daddr: 0,
+    sk_rx_dst_ifindex: 0,
+    sk_dst_cache: 0,
+    dst_dev: 0,
+    dev_ifindex: 0,
+};
 
 /// `struct bpf_iter__tcp` (Linux 5.9).
 #[repr(C)]
@@ -41,6 +48,10 @@ pub enum Pass {
 }
 
 const LISTEN: u8 = 10;
+const AF_INET6: u16 = 10;
+/// `LOOPBACK4_IPV6` of the kernel's `net/ipv6.h`, 127.0.0.6: what the IPv4 address of a socket says that is connected
+/// over IPv6. A dual-stack socket's says its IPv4 peer.
+const NO_IPV4: u32 = 0x7f00_0006_u32.to_be();
 const SOL_SOCKET: i32 = 1;
 const SO_MARK: i32 = 36;
 const LOOPBACK_IFINDEX: i32 = 1;
@@ -62,7 +73,9 @@ pub fn adopt(ctx: *mut IterTcp, pass: Pass) -> i32 {
             return 0;
         }
         let (verdict, errno) = judge(socket, pass);
-        let note = SocketNote { verdict: verdict as u32, errno };
+        let daddr = field!(socket, skc_daddr as u32);
+        let v6 = field!(socket, skc_family as u16) == AF_INET6 && (daddr == 0 || daddr == NO_IPV4);
+        let note = SocketNote { verdict: verdict as u32, errno, v6: u32::from(v6) };
         bpf_seq_write((*(*ctx).meta).seq, (&raw const note).cast(), size_of::<SocketNote>() as u32);
     }
     0
@@ -80,6 +93,9 @@ unsafe fn judge(socket: *mut c_void, pass: Pass) -> (SocketVerdict, i32) {
         }
         let mut mark = 0_u32;
         bpf_getsockopt(tcp, SOL_SOCKET, SO_MARK, (&raw mut mark).cast(), 4);
+        if mark == OLD_MARK {
+            return (SocketVerdict::Old, 0);
+        }
         if is_marked(mark) {
             return (SocketVerdict::Marked, 0);
         }

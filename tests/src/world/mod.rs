@@ -182,6 +182,16 @@ fn new_netns(path: &Path) -> Result<Netns> {
     Ok(Netns::open(path)?)
 }
 
+/// Takes a host's name away, so that another can have it. What holds its namespace still holds it.
+///
+/// # Errors
+/// When there is no such name.
+pub fn forget_name(name: &str) -> Result<()> {
+    let path = netns_path(name);
+    nix::mount::umount2(&path, nix::mount::MntFlags::MNT_DETACH)?;
+    Ok(fs::remove_file(path)?)
+}
+
 /// Both addresses of a host, in a form that reads well in a table of cases.
 pub fn addresses(host: &Host) -> Vec<IpAddr> {
     host.v4.map(IpAddr::V4).into_iter().chain(host.v6.map(IpAddr::V6)).collect()

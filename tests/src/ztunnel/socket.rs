@@ -3,12 +3,12 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    os::fd::AsFd,
+    os::fd::{AsFd, AsRawFd},
     time::Duration,
 };
 
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, getsockopt, setsockopt, socket, sockopt,
 };
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream, UdpSocket},
@@ -61,7 +61,7 @@ pub fn udp(netns: &PodNetns, address: SocketAddr) -> io::Result<UdpSocket> {
     let fd = netns.run(|| socket(family, SockType::Datagram, flags, None))??;
     setsockopt(&fd, sockopt::Mark, &MARK)?;
     setsockopt(&fd, sockopt::ReusePort, &true)?;
-    bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &SockaddrStorage::from(address))?;
+    bind(fd.as_raw_fd(), &SockaddrStorage::from(address))?;
     UdpSocket::from_std(fd.into())
 }
 
@@ -103,7 +103,6 @@ async fn connect(socket: TcpSocket, to: SocketAddr) -> io::Result<TcpStream> {
 /// What ztunnel asks an accepted connection first. Behind an eBPF redirect nobody rewrote anything, and
 /// both questions have to fail.
 pub fn so_original_dst(stream: &impl AsFd) -> Option<SocketAddr> {
-    use nix::sys::socket::getsockopt;
     if let Ok(a) = getsockopt(stream, sockopt::OriginalDst) {
         return Some((u32::from_be(a.sin_addr.s_addr).to_be_bytes(), u16::from_be(a.sin_port)).into());
     }
@@ -114,4 +113,63 @@ pub fn so_original_dst(stream: &impl AsFd) -> Option<SocketAddr> {
 /// A v4 address in the v6 clothes of a dual-stack socket becomes v4 again.
 pub fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::ztunnel::netns;
+
+    /// The thread's own namespace: the options are the same everywhere.
+    fn here() -> PodNetns {
+        PodNetns::new(Arc::new(netns::current().unwrap()), netns::current().unwrap()).unwrap()
+    }
+
+    fn options(socket: &impl AsFd) -> (u32, bool, bool, bool) {
+        (
+            getsockopt(socket, sockopt::Mark).unwrap(),
+            getsockopt(socket, sockopt::ReusePort).unwrap(),
+            getsockopt(socket, sockopt::ReuseAddr).unwrap(),
+            getsockopt(socket, sockopt::IpTransparent).unwrap(),
+        )
+    }
+
+    #[tokio::test]
+    async fn listeners_have_ztunnels_options() {
+        let netns = here();
+        for address in ["[::]:0", "0.0.0.0:0", "127.0.0.1:0"] {
+            let address = address.parse().unwrap();
+            let proxy = listen(&netns, address, Transparency::Transparent).unwrap();
+            assert_eq!(options(&proxy), (MARK, true, false, true), "{address}");
+            let dns = listen(&netns, address, Transparency::Plain).unwrap();
+            assert_eq!(options(&dns), (MARK, true, false, false), "{address}");
+            let udp = udp(&netns, address).unwrap();
+            assert_eq!(options(&udp), (MARK, true, false, false), "{address}");
+        }
+    }
+
+    #[tokio::test]
+    async fn accepted_sockets_inherit_and_outgoing_ones_have_no_more_than_they_need() {
+        let netns = here();
+        let loopback = "127.0.0.1:0".parse().unwrap();
+        let listener = listen(&netns, loopback, Transparency::Transparent).unwrap();
+        let to = listener.local_addr().unwrap();
+        let hbone = connect_hbone(&netns, to).await.unwrap();
+        assert_eq!(options(&hbone), (MARK, false, false, false));
+        let (accepted, _) = listener.accept().await.unwrap();
+        let (mark, _, _, transparent) = options(&accepted);
+        assert_eq!((mark, transparent, so_original_dst(&accepted)), (MARK, true, None));
+        let passthrough = connect_passthrough(&netns, to).await.unwrap();
+        assert_eq!(options(&passthrough), (MARK, false, false, false));
+        assert_eq!(getsockopt(&passthrough, sockopt::Ipv4Tos).unwrap(), PASSTHROUGH_TOS as i32);
+        let app = connect_app(&netns, [127, 0, 0, 9].into(), to).await.unwrap();
+        assert_eq!(options(&app), (MARK, false, false, true));
+        assert!(getsockopt(&app, sockopt::IpFreebind).unwrap());
+        assert_eq!(app.local_addr().unwrap().ip(), IpAddr::from([127, 0, 0, 9]));
+        // A client that is the destination is not imitated.
+        let own = connect_app(&netns, to.ip(), to).await.unwrap();
+        assert_eq!(options(&own), (MARK, false, false, false));
+    }
 }

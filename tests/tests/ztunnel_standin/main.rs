@@ -1,4 +1,5 @@
 //! The stand-in ztunnel itself: what other tests rest on has to be right first. As root.
+#![cfg(feature = "root")]
 
 mod agent;
 mod misbehaviour;

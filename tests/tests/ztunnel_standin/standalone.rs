@@ -15,7 +15,7 @@ use nix::sys::{
     socket::{setsockopt, sockopt},
     time::{TimeVal, TimeValLike},
 };
-use weir_tests::ztunnel::{Counts, Listener, MARK, Mesh, Options, PASSTHROUGH_TOS, Ztunnel, dns};
+use weir_tests::ztunnel::{Counts, Listener, MARK, Mesh, Options, PASSTHROUGH_TOS, Preface, Ztunnel, dns};
 
 use crate::net::{CLIENT, Net, POD, SOON, ask, eventually, preface, sockets};
 
@@ -85,19 +85,35 @@ fn taken_port_fails_with_its_name_and_leaves_nothing_open() {
 
 #[test]
 fn hbone_reaches_the_app_from_the_clients_address() {
-    let (net, ztunnel) = (Net::pod(), start());
-    let clients = net.app((POD, 8080).into());
+    let net = Net::pod();
+    // Clients that live elsewhere; the app's answers to them are routed back to ztunnel, which in a
+    // captured pod is the data path's work.
+    for line in [
+        "link set lo up",
+        "addr add 2001:db8::2/128 dev lo nodad",
+        "route add local 203.0.113.0/24 dev lo table 77",
+        "rule add to 203.0.113.0/24 lookup 77",
+        "-6 route add local 2001:db8:9::/64 dev lo table 77",
+        "-6 rule add to 2001:db8:9::/64 lookup 77",
+    ] {
+        net.ip(line);
+    }
+    let ztunnel = start();
     ztunnel.serve_in_netns(net.fd(), "uid").unwrap();
-    // Bytes right behind the preface belong to the app; half-close travels through and back.
-    let words = preface((POD, 8080), (CLIENT, 4711)) + "hello ";
-    let mut stream = net.connect(POD, 15008);
-    stream.write_all(words.as_bytes()).unwrap();
-    assert_eq!(ask(stream, "app"), "HELLO APP");
-    assert_eq!(clients.recv_timeout(SOON).unwrap().ip(), CLIENT);
-    let seen = ztunnel.log().wait_for(SOON, |a| a.listener == Listener::Hbone).unwrap();
-    assert_eq!(seen.original_dst, (POD, 8080).into());
-    assert_eq!(seen.client, (CLIENT, 4711).into());
-    assert_eq!((seen.local, &*seen.pod), ((POD, 15008).into(), "uid"));
+    let cases = [("10.77.0.2:8080", "203.0.113.9:4711"), ("[2001:db8::2]:8080", "[2001:db8:9::9]:4711")];
+    for (pod, client) in cases {
+        let (pod, client): (SocketAddr, SocketAddr) = (pod.parse().unwrap(), client.parse().unwrap());
+        let clients = net.app(pod);
+        // Bytes right behind the preface belong to the app; half-close travels through and back.
+        let mut stream = net.connect(pod.ip(), 15008);
+        write!(stream, "{}hello ", Preface { original_dst: pod, client }).unwrap();
+        assert_eq!(ask(stream, "app"), "HELLO APP");
+        assert_eq!(clients.recv_timeout(SOON).unwrap().ip(), client.ip());
+        let seen = ztunnel.log().wait_for(SOON, |a| a.original_dst == pod).unwrap();
+        assert_eq!((seen.listener, seen.client), (Listener::Hbone, client));
+        assert_eq!((seen.local, &*seen.pod), (SocketAddr::new(pod.ip(), 15008), "uid"));
+        assert_eq!(seen.so_original_dst, None);
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::{
 
 use tokio::{
     sync::Semaphore,
-    task::{AbortHandle, JoinSet},
+    task::{AbortHandle, JoinSet, yield_now},
     time::{Instant, sleep},
 };
 use weir_agent::zds::{
@@ -64,9 +64,12 @@ impl Running<'_> {
         }
     }
 
-    fn kill(&mut self, which: usize) {
-        if let Some(task) = self.ztunnels[which].1.take() {
-            task.abort();
+    async fn kill(&mut self, which: usize) {
+        let Some(task) = self.ztunnels[which].1.take() else { return };
+        task.abort();
+        // It may be in the middle of something on the other thread.
+        while !task.is_finished() {
+            yield_now().await;
         }
     }
 
@@ -109,7 +112,7 @@ async fn sequence(seed: u64) {
         match random.random_range(0..100) {
             0..25 => pods.change(&mut random),
             25..40 => running.start(which),
-            40..45 => running.kill(which),
+            40..45 => running.kill(which).await,
             45..50 => running.ztunnels[which].0.stalled.store(true, Relaxed),
             50..60 => running.ztunnels[which].0.stalled.store(false, Relaxed),
             60..70 => running.ztunnels[which].0.refuse_next.store(true, Relaxed),
@@ -124,7 +127,7 @@ async fn sequence(seed: u64) {
 /// All come back in turn; more changes; one after the other leaves. At each point all is as it should be.
 async fn end(fixture: &Fixture, running: &mut Running<'_>, pods: &mut Pods, random: &mut StdRng, seed: u64) {
     for which in 0..3 {
-        running.kill(which);
+        running.kill(which).await;
         // Its last connection's snapshot must not be taken for the next one's.
         running.ztunnels[which].0.model.lock().unwrap().connected();
         running.ztunnels[which].0.stalled.store(false, Relaxed);
@@ -140,7 +143,7 @@ async fn end(fixture: &Fixture, running: &mut Running<'_>, pods: &mut Pods, rand
     }
     for newest in (0..3).rev() {
         running.settled(pods, 0..newest + 1, &format!("seed {seed}, {newest} is the newest")).await;
-        running.kill(newest);
+        running.kill(newest).await;
         fixture.eventually("it has left", |m| m.connected() <= newest).await;
     }
 }
