@@ -17,6 +17,7 @@ pub mod cni;
 pub mod domain;
 pub mod kernel;
 pub mod kube;
+pub mod listen;
 pub mod netns;
 pub mod node;
 pub mod preflight;
