@@ -200,6 +200,16 @@ impl Cluster {
         self.another_sandbox(namespace, name, &uid, families)
     }
 
+    /// The same with a namespace that has no interface yet.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn bare_sandbox(&self, namespace: &str, name: &str) -> Result<Sandbox> {
+        let uid = new_uid();
+        self.api.put_pod(object(namespace, name, &uid, json!({ "phase": "Pending" })));
+        Ok(Sandbox::of(self.world.empty(name)?, namespace, &uid))
+    }
+
     /// A sandbox for a pod that has its object.
     ///
     /// # Errors
@@ -211,9 +221,7 @@ impl Cluster {
         uid: &str,
         families: Families,
     ) -> Result<Sandbox> {
-        let host = self.world.pod(name, families)?;
-        let container = format!("{:032x}", rand::random::<u128>());
-        Ok(Sandbox { host, namespace: namespace.to_owned(), uid: uid.to_owned(), container })
+        Ok(Sandbox::of(self.world.pod(name, families)?, namespace, uid))
     }
 
     /// A pod's sandbox is made anew: the same object, another namespace with other addresses, another process.

@@ -2,7 +2,7 @@
 
 use std::{
     io::Write,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -57,13 +57,22 @@ impl Call {
     /// # Errors
     /// When there is no such program, or it prints something else than JSON.
     pub fn make(&self) -> Result<Outcome> {
-        let mut child = Command::new(weir_cni()?)
+        self.make_with(&weir_cni()?)
+    }
+
+    /// The same call of another plugin.
+    ///
+    /// # Errors
+    /// As [`Call::make`].
+    pub fn make_with(&self, program: &Path) -> Result<Outcome> {
+        let mut child = Command::new(program)
             .env_clear()
             .envs(self.env.iter().map(|(name, value)| (*name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())
-            .spawn()?;
+            .spawn()
+            .with_context(|| program.display().to_string())?;
         // It may have failed already, without reading.
         let _ = child.stdin.take().context("a pipe")?.write_all(self.stdin.as_bytes());
         let output = child.wait_with_output()?;
@@ -97,6 +106,12 @@ pub fn config() -> Value {
 }
 
 impl Sandbox {
+    /// A namespace as the sandbox of a pod.
+    pub(crate) fn of(host: Host, namespace: &str, uid: &str) -> Self {
+        let container = format!("{:032x}", rand::random::<u128>());
+        Self { host, namespace: namespace.to_owned(), uid: uid.to_owned(), container }
+    }
+
     /// What the plugins before ours have made of it.
     pub fn prev_result(&self) -> Value {
         let ips = world::addresses(&self.host);
