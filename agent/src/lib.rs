@@ -6,7 +6,7 @@
 //! |---|---|
 //! | entry | `bin/weir.rs`, [`cli`] |
 //! | drive | [`reconcile`], [`admin`] |
-//! | shells | [`kube`], [`zds`], [`redirect`] |
+//! | shells | [`cni`], [`kube`], [`zds`], [`redirect`] |
 //! | cache | [`cache`] |
 //! | ground | [`kernel`], [`netns`] |
 //! | domain | [`domain`]: no I/O, no unsafe, no Kubernetes client |
@@ -14,9 +14,11 @@
 pub mod admin;
 pub mod cache;
 pub mod cli;
+pub mod cni;
 pub mod domain;
 pub mod kernel;
 pub mod kube;
+pub mod listen;
 pub mod netns;
 pub mod node;
 pub mod preflight;

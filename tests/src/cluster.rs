@@ -18,6 +18,7 @@ use tokio::runtime::Runtime;
 
 use crate::{
     apiserver::ApiServer,
+    cni::Sandbox,
     world::{self, Cgroup, Child, Families, Host, World},
 };
 
@@ -188,10 +189,41 @@ impl Cluster {
     /// When the kernel refuses any part.
     pub fn pod(&self, namespace: &str, name: &str, families: Families) -> Result<Pod> {
         let host = self.world.pod(name, families)?;
-        // Every agent of the machine looks into the same /proc: no two worlds may share a UID.
-        let random = rand::random::<u128>();
-        let uid = format!("{:08x}-0000-4000-8000-{:012x}", random >> 96, random & 0xffff_ffff_ffff);
-        self.run_pod(namespace, host, uid)
+        self.run_pod(namespace, host, new_uid())
+    }
+
+    /// A pod before its first process: a namespace on the node, and an object that has no address yet.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn sandbox(&self, namespace: &str, name: &str, families: Families) -> Result<Sandbox> {
+        let uid = new_uid();
+        self.api.put_pod(object(namespace, name, &uid, json!({ "phase": "Pending" })));
+        self.another_sandbox(namespace, name, &uid, families)
+    }
+
+    /// The same with a namespace that has no interface yet.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn bare_sandbox(&self, namespace: &str, name: &str) -> Result<Sandbox> {
+        let uid = new_uid();
+        self.api.put_pod(object(namespace, name, &uid, json!({ "phase": "Pending" })));
+        Ok(Sandbox::of(self.world.empty(name)?, namespace, &uid))
+    }
+
+    /// A sandbox for a pod that has its object.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn another_sandbox(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        families: Families,
+    ) -> Result<Sandbox> {
+        Ok(Sandbox::of(self.world.pod(name, families)?, namespace, uid))
     }
 
     /// A pod's sandbox is made anew: the same object, another namespace with other addresses, another process.
@@ -219,17 +251,10 @@ impl Cluster {
         let ips: Vec<_> = world::addresses(&host).iter().map(|ip| json!({ "ip": ip })).collect();
         let first = world::addresses(&host)[0];
         let annotations = self.api.pod(namespace, host.name()).and_then(|pod| pod.metadata.annotations);
-        self.api.put_pod(json!({
-            "metadata": {
-                "namespace": namespace, "name": host.name(), "uid": uid, "annotations": annotations,
-            },
-            "spec": {
-                "nodeName": NODE,
-                "serviceAccountName": "default",
-                "containers": [{ "name": "app", "image": "app" }],
-            },
-            "status": { "phase": "Running", "podIP": first, "podIPs": ips },
-        }));
+        let status = json!({ "phase": "Running", "podIP": first, "podIPs": ips });
+        let mut object = object(namespace, host.name(), &uid, status);
+        object["metadata"]["annotations"] = json!(annotations);
+        self.api.put_pod(object);
         Ok(Pod { host, namespace: namespace.to_owned(), uid, _process: process, _cgroup: cgroup })
     }
 
@@ -284,6 +309,32 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         let _ = self.kill_agent();
     }
+}
+
+/// Every agent of the machine looks into the same /proc: no two worlds may share a UID.
+fn new_uid() -> String {
+    let random = rand::random::<u128>();
+    format!("{:08x}-0000-4000-8000-{:012x}", random >> 96, random & 0xffff_ffff_ffff)
+}
+
+fn object(namespace: &str, name: &str, uid: &str, status: serde_json::Value) -> serde_json::Value {
+    json!({
+        "metadata": { "namespace": namespace, "name": name, "uid": uid },
+        "spec": {
+            "nodeName": NODE,
+            "serviceAccountName": "default",
+            "containers": [{ "name": "app", "image": "app" }],
+        },
+        "status": status,
+    })
+}
+
+/// The CNI plugin's program.
+///
+/// # Errors
+/// When it has not been built.
+pub fn weir_cni() -> Result<PathBuf> {
+    program("WEIR_CNI_BIN", "weir-cni")
 }
 
 /// The agent's program.

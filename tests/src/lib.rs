@@ -4,6 +4,7 @@
 pub mod apiserver;
 pub mod app;
 pub mod cluster;
+pub mod cni;
 pub mod dns_client;
 pub mod load;
 pub mod mesh_node;

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use crate::run::{find_program, output, step};
 
-/// A program, and the package that has it.
+/// A program, by name or by path, and the package that has it.
 pub type Needed = (&'static str, &'static str);
 
 /// What the demo runs.
@@ -20,6 +20,7 @@ pub const TESTS: &[Needed] = &[
     ("conntrack", "conntrack"),
     ("bpftool", "bpftool"),
     ("sysctl", "procps"),
+    ("/usr/lib/cni/ptp", "containernetworking-plugins"),
 ];
 
 /// Installs the packages of programs that are not in `PATH`; does nothing when all are there.

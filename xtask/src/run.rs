@@ -41,7 +41,10 @@ pub const ROOT_TESTS: [&str; 2] = ["--features", "weir-tests/root"];
 
 /// Tells a command where the programs are that tests and demo run.
 pub fn name_programs(command: &mut Command) -> &mut Command {
-    command.env("WEIR_BIN", program("weir")).env("WEIR_GEAR", program("weir-gear"))
+    command
+        .env("WEIR_BIN", program("weir"))
+        .env("WEIR_CNI_BIN", program("weir-cni"))
+        .env("WEIR_GEAR", program("weir-gear"))
 }
 
 /// A command of the pinned toolchain (`cargo`, `rustc`), to run in the workspace.

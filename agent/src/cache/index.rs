@@ -5,6 +5,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    net::IpAddr,
     sync::Arc,
 };
 
@@ -29,6 +30,16 @@ pub struct Index {
     policy: Policy,
     pods: HashMap<PodUid, Entry>,
     namespaces: HashMap<String, Namespace>,
+    sandboxes: HashMap<PodUid, Sandbox>,
+}
+
+/// What the runtime has said of a pod's sandbox, which the API server learns later, if at all.
+#[derive(Debug)]
+enum Sandbox {
+    /// It has been made. `stand_in`: the addresses stand in for those that the kubelet has not posted.
+    Made { ips: Vec<IpAddr>, stand_in: bool },
+    /// It has been removed: until there is another, there is nothing to enrol.
+    Gone,
 }
 
 /// A namespace is kept while it has labels or pods here.
@@ -42,12 +53,79 @@ struct Namespace {
 impl Index {
     /// An empty index.
     pub fn new(policy: Policy) -> Self {
-        Self { policy, pods: HashMap::new(), namespaces: HashMap::new() }
+        Self { policy, pods: HashMap::new(), namespaces: HashMap::new(), sandboxes: HashMap::new() }
     }
 
-    /// The pod of this UID.
+    /// The pod of this UID; one whose sandbox is gone is none.
     pub fn get(&self, uid: &PodUid) -> Option<&Entry> {
+        self.pods.get(uid).filter(|_| !matches!(self.sandboxes.get(uid), Some(Sandbox::Gone)))
+    }
+
+    /// The pod of this UID, whatever the runtime has said.
+    pub fn known(&self, uid: &PodUid) -> Option<&Entry> {
         self.pods.get(uid)
+    }
+
+    /// The pod of this name, whatever the runtime has said.
+    pub fn named(&self, namespace: &str, name: &str) -> Option<&Entry> {
+        self.pods.get(self.namespaces.get(namespace)?.pods.get(name)?)
+    }
+
+    /// Namespaces, and whether a pod of which nothing is known is selected there.
+    pub fn namespaces(&self) -> impl Iterator<Item = (&str, bool)> {
+        let of = |(name, namespace)| {
+            let namespace: &Namespace = namespace;
+            Some((name, self.policy.selects_all(namespace.labels.as_ref()?)))
+        };
+        self.namespaces.iter().map(|(name, namespace)| (name.as_str(), namespace)).filter_map(of)
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// The runtime has made a sandbox for a pod, with these addresses. They hold until the kubelet posts some.
+    pub fn sandbox_made(&mut self, uid: &PodUid, ips: &[IpAddr]) -> Vec<PodUid> {
+        let stand_in = matches!(self.sandboxes.get(uid), Some(Sandbox::Made { stand_in: true, .. }));
+        let before = self.sandboxes.insert(uid.clone(), Sandbox::Made { ips: ips.to_vec(), stand_in });
+        let changed = self.overlay_again(uid);
+        if matches!(before, Some(Sandbox::Gone)) { vec![uid.clone()] } else { changed }
+    }
+
+    /// The runtime has removed it.
+    pub fn sandbox_gone(&mut self, uid: &PodUid) -> Vec<PodUid> {
+        if !self.pods.contains_key(uid) {
+            return Vec::new();
+        }
+        let before = self.sandboxes.insert(uid.clone(), Sandbox::Gone);
+        if let Some(Sandbox::Made { stand_in: true, .. }) = before
+            && let Some(entry) = self.pods.get_mut(uid)
+        {
+            // They were that sandbox's.
+            Arc::make_mut(&mut entry.pod).ips.clear();
+            self.decide(uid);
+        }
+        vec![uid.clone()]
+    }
+
+    /// Lays the addresses of a pod's sandbox over the ones it has.
+    fn overlay_again(&mut self, uid: &PodUid) -> Vec<PodUid> {
+        let Some(entry) = self.pods.get_mut(uid) else { return Vec::new() };
+        let Some(Sandbox::Made { ips, stand_in }) = self.sandboxes.get_mut(uid) else { return Vec::new() };
+        if !(*stand_in || entry.pod.ips.is_empty()) || entry.pod.ips == *ips {
+            return Vec::new();
+        }
+        *stand_in = true;
+        Arc::make_mut(&mut entry.pod).ips.clone_from(ips);
+        self.decide(uid);
+        vec![uid.clone()]
+    }
+
+    fn decide(&mut self, uid: &PodUid) {
+        let Some(entry) = self.pods.get_mut(uid) else { return };
+        let namespace = self.namespaces.get(&entry.pod.info.namespace);
+        entry.decision = self.policy.decide(&entry.pod, namespace.and_then(|it| it.labels.as_ref()));
     }
 
     /// All pods, in no order.
@@ -57,14 +135,21 @@ impl Index {
 
     /// A pod is there, or is different. A pod of the same name with another UID has then gone: names are
     /// unique, and the watch may have missed its end.
-    pub fn apply_pod(&mut self, pod: Pod) -> Vec<PodUid> {
+    pub fn apply_pod(&mut self, mut pod: Pod) -> Vec<PodUid> {
         let mut changed = Vec::new();
         let uid = pod.uid.clone();
+        if let Some(Sandbox::Made { ips, stand_in }) = self.sandboxes.get_mut(&uid) {
+            *stand_in = pod.ips.is_empty();
+            if *stand_in {
+                pod.ips.clone_from(ips);
+            }
+        }
         let namespace = self.namespaces.entry(pod.info.namespace.clone()).or_default();
         let before = namespace.pods.insert(pod.info.name.clone(), uid.clone());
         let decision = self.policy.decide(&pod, namespace.labels.as_ref());
         if let Some(before) = before.filter(|before| *before != uid) {
             self.pods.remove(&before);
+            self.sandboxes.remove(&before);
             changed.push(before);
         }
         let entry = Entry { pod: Arc::new(pod), decision };
@@ -80,6 +165,7 @@ impl Index {
         let Some(Entry { pod, .. }) = self.pods.remove(uid) else {
             return Vec::new();
         };
+        self.sandboxes.remove(uid);
         let name = &pod.info.namespace;
         if let Some(namespace) = self.namespaces.get_mut(name) {
             namespace.pods.remove(&pod.info.name);

@@ -145,3 +145,61 @@ fn a_change_of_configuration_reaches_exactly_the_pods_it_decides_about() {
     assert_eq!(decision(&it, "u2"), Some(Decision::Enrol));
     assert_eq!(it.set_policy(policy), uids(&[]));
 }
+
+#[test]
+fn a_sandbox_s_addresses_stand_in_until_the_kubelet_s_come() {
+    let mut it = index();
+    let uid = PodUid::from("u");
+    it.apply_namespace("ns", ambient());
+    let unposted = || Pod { ips: vec![], ..pod("u", "ns", "a") };
+    it.apply_pod(unposted());
+    assert_eq!(decision(&it, "u"), Some(Decision::Wait(Reason::NoAddress)));
+    let first = ["10.0.0.7".parse().unwrap()];
+    assert_eq!(it.sandbox_made(&uid, &first), uids(&["u"]));
+    assert_eq!(it.sandbox_made(&uid, &first), uids(&[]));
+    assert_eq!(decision(&it, "u"), Some(Decision::Enrol));
+    // Another event without an address changes nothing.
+    assert_eq!(it.apply_pod(Pod { version: 2, ..unposted() }), uids(&[]));
+    // Another sandbox, before anything was posted.
+    let second = ["10.0.0.8".parse().unwrap()];
+    assert_eq!(it.sandbox_made(&uid, &second), uids(&["u"]));
+    assert_eq!(it.get(&uid).unwrap().pod.ips, second);
+    // What is posted holds, also over a later sandbox.
+    it.apply_pod(pod("u", "ns", "a"));
+    assert_eq!(it.get(&uid).unwrap().pod.ips, pod("u", "ns", "a").ips);
+    assert_eq!(it.sandbox_made(&uid, &second), uids(&[]));
+    assert_eq!(it.get(&uid).unwrap().pod.ips, pod("u", "ns", "a").ips);
+}
+
+#[test]
+fn without_its_sandbox_a_pod_is_none_until_it_has_another() {
+    let mut it = index();
+    let uid = PodUid::from("u");
+    it.apply_namespace("ns", ambient());
+    it.apply_pod(Pod { ips: vec![], ..pod("u", "ns", "a") });
+    let ips = ["10.0.0.7".parse().unwrap()];
+    it.sandbox_made(&uid, &ips);
+    assert_eq!(it.sandbox_gone(&uid), uids(&["u"]));
+    assert!(it.get(&uid).is_none() && it.known(&uid).is_some() && it.named("ns", "a").is_some());
+    assert!(it.known(&uid).unwrap().pod.ips.is_empty());
+    it.apply_pod(Pod { ips: vec![], version: 3, ..pod("u", "ns", "a") });
+    assert!(it.get(&uid).is_none());
+    assert_eq!(it.sandbox_made(&uid, &ips), uids(&["u"]));
+    assert_eq!(decision(&it, "u"), Some(Decision::Enrol));
+    // The pod's end ends that too: nothing of it is kept.
+    it.sandbox_gone(&uid);
+    it.delete_pod(&uid);
+    assert!(it.sandboxes.is_empty());
+    assert_eq!(it.sandbox_gone(&uid), uids(&[]));
+}
+
+#[test]
+fn a_namespace_that_selects_a_pod_without_labels_is_told_from_others() {
+    let mut it = index();
+    it.apply_namespace("mesh", ambient());
+    it.apply_namespace("other", Labels::new());
+    it.apply_pod(pod("u", "unknown", "a"));
+    let mut namespaces: Vec<_> = it.namespaces().collect();
+    namespaces.sort_unstable();
+    assert_eq!(namespaces, [("mesh", true), ("other", false)]);
+}

@@ -1,6 +1,9 @@
 //! The index shared among tasks: written by the watches, read by everyone else.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    net::IpAddr,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use tokio::sync::watch;
 
@@ -79,6 +82,31 @@ impl Pods {
     /// The pod of this UID.
     pub fn get(&self, uid: &PodUid) -> Option<Entry> {
         self.lock().index.get(uid).cloned()
+    }
+
+    /// The pod of this UID, also when its sandbox is gone.
+    pub fn known(&self, uid: &PodUid) -> Option<Entry> {
+        self.lock().index.known(uid).cloned()
+    }
+
+    /// The pod of this name, also when its sandbox is gone.
+    pub fn named(&self, namespace: &str, name: &str) -> Option<Entry> {
+        self.lock().index.named(namespace, name).cloned()
+    }
+
+    /// Looks at all of it at one moment.
+    pub fn look<T>(&self, look: impl FnOnce(&Index) -> T) -> T {
+        look(&self.lock().index)
+    }
+
+    /// See [`Index::sandbox_made`].
+    pub fn sandbox_made(&self, uid: &PodUid, ips: &[IpAddr]) {
+        self.change(|index| index.sandbox_made(uid, ips));
+    }
+
+    /// See [`Index::sandbox_gone`].
+    pub fn sandbox_gone(&self, uid: &PodUid) {
+        self.change(|index| index.sandbox_gone(uid));
     }
 
     /// All pods, in no order.

@@ -78,6 +78,11 @@ impl Policy {
         Decision::Enrol
     }
 
+    /// Is a pod without a label of its own selected, in a namespace with these labels?
+    pub fn selects_all(&self, namespace: &Labels) -> bool {
+        self.selectors.select(&Labels::new(), namespace)
+    }
+
     /// What rules a pod out whatever the selectors say.
     fn never(&self, pod: &Pod) -> Option<Reason> {
         let is = |(key, value): (&str, &str)| pod.labels.get(key).is_some_and(|it| it == value);

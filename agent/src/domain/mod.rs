@@ -1,6 +1,7 @@
 //! The pure core: what pods are, which of them belong to the mesh, and why.
 #![forbid(unsafe_code)]
 
+pub mod cni;
 pub mod config;
 pub mod eligibility;
 pub mod enrolment;

@@ -7,6 +7,7 @@
 pub mod annotate;
 pub mod client;
 pub mod events;
+pub mod lookup;
 mod rate;
 pub mod watch;
 pub mod wire;

@@ -54,6 +54,12 @@ pub struct AgentArgs {
         value_name = "PATH"
     )]
     ztunnel_socket: PathBuf,
+    /// Where the CNI plugin connects.
+    #[arg(long, env = "WEIR_CNI_SOCKET", default_value = "/run/weir/cni.sock", value_name = "PATH")]
+    pub(super) cni_socket: PathBuf,
+    /// Where decisions are saved, for the CNI plugin to go by while the agent is down.
+    #[arg(long, env = "WEIR_DECISIONS", default_value = "/run/weir/decisions.json", value_name = "FILE")]
+    pub(super) decisions: PathBuf,
     /// A user besides root that ztunnel may run as.
     #[arg(long, env = "WEIR_ZTUNNEL_UID", value_name = "UID")]
     ztunnel_uid: Option<u32>,

@@ -9,6 +9,7 @@ use weir_common::PodFlags;
 
 use super::tracked::Tracked;
 use crate::{
+    cni::handed::Handed,
     domain::{
         notice::{Notice, What},
         overrides::{Defaults, Overrides},
@@ -38,6 +39,7 @@ struct Parts {
     discovery: Discovery,
     defaults: Defaults,
     tracked: Tracked,
+    handed: Handed,
 }
 
 impl Parts {
@@ -53,9 +55,10 @@ impl NodeDataPath {
         discovery: Discovery,
         defaults: Defaults,
         tracked: Tracked,
+        handed: Handed,
         notices: Sender<Notice>,
     ) -> Self {
-        Self { parts: Arc::new(Parts { redirector, discovery, defaults, tracked }), notices }
+        Self { parts: Arc::new(Parts { redirector, discovery, defaults, tracked, handed }), notices }
     }
 
     async fn run<T: Send + 'static>(
@@ -95,6 +98,10 @@ impl DataPath for NodeDataPath {
     }
 
     async fn locate(&self, pod: &Arc<Pod>) -> Result<Fd, Failure> {
+        // Handed over by the runtime: no process is needed, and nobody's word but its own for whose it is.
+        if let Some(netns) = self.parts.handed.netns(&pod.uid) {
+            return Ok(Arc::clone(netns.fd()));
+        }
         let (parts, pod) = (Arc::clone(&self.parts), Arc::clone(pod));
         blocking(move || match parts.discovery.find(pod.uid.as_str(), &pod.ips) {
             Ok(netns) => Ok(Arc::clone(netns.fd())),
@@ -137,12 +144,20 @@ impl DataPath for NodeDataPath {
         let (runtime, tracked) = (tokio::runtime::Handle::current(), Arc::clone(&pod));
         let missing = self.run(Reason::VerifyFailed, move |parts| {
             let (netns, overrides) = (open(&fd)?, parts.overrides(&tracked));
+            let handed = parts.handed.netns(&tracked.uid);
+            if handed.is_some_and(|handed| handed.cookie() != netns.cookie()) {
+                return Ok(vec!["the pod: its sandbox is another now".to_owned()]);
+            }
             // Before the look: what changes after it is heard.
             let _runtime = runtime.enter();
             let captured_at = parts.redirector.captured_at(&netns)?;
             let name = format!("{}/{}", tracked.info.namespace, tracked.info.name);
             parts.tracked.add(&tracked.uid, name, netns.clone(), captured_at, overrides.existing);
-            parts.redirector.verify(&netns, &overrides)
+            let missing = parts.redirector.verify(&netns, &overrides)?;
+            if missing.is_empty() {
+                parts.handed.set_captured(&tracked.uid, netns.cookie());
+            }
+            Ok(missing)
         });
         match missing.await {
             Ok(missing) if missing.is_empty() => Ok(()),

@@ -1,7 +1,7 @@
 //! `weir agent`: one node's parts, put together.
 //!
-//! Start order: socket for ztunnel bound → watches listed → pins of an earlier agent taken over → ztunnel served →
-//! pods reconciled. ztunnel may connect at any time; it gets its snapshot when there is one that is complete.
+//! Start order: sockets for ztunnel and the CNI plugin bound → the plugin served, as far as can be → watches listed →
+//! pins of an earlier agent taken over → ztunnel served → pods reconciled. ztunnel may connect at any time; it gets its snapshot when there is one that is complete.
 
 mod args;
 mod data_path;
@@ -25,9 +25,10 @@ use tracked::Tracked;
 use crate::{
     admin::{Admin, Sources},
     cache::{members::Members, pods::Pods},
+    cni::{self, handed::Handed, requests::Requests},
     domain::{config::AgentConfig, overrides::Defaults},
     kernel::{Objects, heap},
-    kube::{annotate::Patcher, client, events},
+    kube::{annotate::Patcher, client, events, lookup::Lookup},
     netns::{Netns, discover::Discovery},
     preflight,
     reconcile::Reconciler,
@@ -60,38 +61,59 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
     let members = Members::new(args.nack_backoff());
     let server = Server::bind(args.zds(), members.clone())?;
     let admin = Admin::bind(args.metrics_addr, args.health_addr).await?;
+    let plugins = cni::server::Server::bind(&args.cni_socket)?;
     let client = client::connect(args.kubeconfig.as_deref()).await?;
     let (notices, told) = mpsc::channel(NOTICES);
     let (changed, mut changes) = mpsc::unbounded_channel();
     let tracked = Tracked::new(changed);
-    let (redirector, discovery) = {
+    let (redirector, discovery, host) = {
         let args = args.clone();
         tokio::task::spawn_blocking(move || open(&args)).await??
     };
     let redirector = Arc::new(redirector);
     tokio::spawn(tracked.clone().watch_deadlines(redirector.clone()));
     let defaults = Defaults { dns: config.dns_capture, existing: args.existing()? };
-    let data_path = NodeDataPath::new(redirector.clone(), discovery, defaults, tracked, notices.clone());
+    let handed = Handed::default();
+    let data_path =
+        NodeDataPath::new(redirector.clone(), discovery, defaults, tracked, handed.clone(), notices.clone());
     info!(node = config.node_name, "data path ready");
 
     let cache = Arc::new(Pods::new(config.policy()));
     let watches = tokio::spawn(crate::kube::run(client.clone(), config.clone(), cache.clone()));
     tokio::spawn(events::run(client.clone(), config.clone(), told));
 
+    tokio::spawn(cni::decisions::keep_saved(cache.clone(), args.decisions.clone()));
+
     let port = ztunnel::Port::new(members.clone());
-    let mut reconciler =
-        Reconciler::new(cache.clone(), config.reconcile.clone(), data_path, port, Patcher::new(client))
-            .with_notices(notices);
+    let mut reconciler = Reconciler::new(
+        cache.clone(),
+        config.reconcile.clone(),
+        data_path,
+        port,
+        Patcher::new(client.clone()),
+    )
+    .with_notices(notices);
+    let handle = reconciler.handle();
+    let pinned = redirector.clone();
     tokio::spawn(admin.run(Sources {
-        cache,
+        cache: cache.clone(),
         members: members.clone(),
         zds: server.counters(),
-        reconciler: reconciler.handle(),
+        reconciler: handle.clone(),
         bpffs: args.paths.bpffs.clone(),
     }));
+    let requests = Requests {
+        cache,
+        reconciler: handle.clone(),
+        handed,
+        members: members.clone(),
+        host,
+        lookup: Lookup::new(client),
+        owner_of: Arc::new(move |cookie| pinned.owner_of(cookie)),
+    };
+    let plugins = tokio::spawn(plugins.run(requests));
     reconciler.recover().await;
     members.set_complete();
-    let handle = reconciler.handle();
     tokio::spawn(ztunnel::retry_on_arrival(members, handle.clone()));
     tokio::spawn(verify::keep_verifying(handle.clone(), args.verify_interval()?));
     tokio::spawn(async move {
@@ -103,18 +125,19 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
     tokio::select! {
         () = server.run() => {}
         () = reconciler.run() => {}
+        ended = plugins => ended.context("serving the CNI plugin")?,
         ended = watches => ended.context("watching the API server")?,
     }
     Ok(())
 }
 
 /// Everything that touches the kernel at start.
-fn open(args: &AgentArgs) -> Result<(Redirector, Discovery)> {
+fn open(args: &AgentArgs) -> Result<(Redirector, Discovery, Netns)> {
     let host = Netns::open(&args.paths.host_netns()).context("the host's network namespace")?;
     let settings = Settings { root: args.paths.bpffs.clone(), proc: args.paths.proc.clone() };
     let redirector = Redirector::open(settings, &Objects::get()?)?;
     heap::give_back();
-    Ok((redirector, Discovery::new(args.paths.proc.clone(), host)))
+    Ok((redirector, Discovery::new(args.paths.proc.clone(), host.clone()), host))
 }
 
 async fn terminated() -> Result<()> {

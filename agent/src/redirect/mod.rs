@@ -377,6 +377,11 @@ impl Redirector {
         Ok(())
     }
 
+    /// Whose namespace this is, as pinned.
+    pub fn owner_of(&self, cookie: u64) -> Option<PodUid> {
+        self.dir(cookie).read_record().ok().map(|record| record.uid())
+    }
+
     /// Every pod that is pinned.
     pub fn pinned(&self) -> Vec<Pinned> {
         pinned(&self.settings.root)

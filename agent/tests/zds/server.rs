@@ -24,7 +24,7 @@ async fn directory_and_socket_are_for_the_owner_only() {
 async fn live_socket_is_left_alone_and_named() {
     let fixture = Fixture::with_pods(0);
     let error = Server::bind(Config::new(&fixture.path), Members::default()).unwrap_err();
-    assert!(matches!(error, BindError::InUse(_)));
+    assert!(matches!(error, BindError::InUse { .. }));
     let text = error.to_string();
     assert!(text.starts_with("socket path in use") && text.contains("--ztunnel-socket"), "{text}");
     fixture.connect_and_sync().await;
@@ -41,13 +41,13 @@ async fn stale_socket_is_replaced_anything_else_is_not() {
     assert!(!path.exists(), "removed at the end");
     fs::write(&path, "precious").unwrap();
     let error = Server::bind(Config::new(&path), Members::default()).unwrap_err();
-    assert!(matches!(error, BindError::NotASocket(_)), "{error}");
+    assert!(matches!(error, BindError::NotASocket { .. }), "{error}");
     assert_eq!(fs::read(&path).unwrap(), b"precious");
     // A stream socket with a listener is somebody's, too.
     fs::remove_file(&path).unwrap();
     let _live = std::os::unix::net::UnixListener::bind(&path).unwrap();
     let error = Server::bind(Config::new(&path), Members::default()).unwrap_err();
-    assert!(matches!(error, BindError::InUse(_)), "{error}");
+    assert!(matches!(error, BindError::InUse { .. }), "{error}");
 }
 
 #[tokio::test]

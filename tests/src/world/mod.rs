@@ -111,6 +111,14 @@ impl World {
         Ok(pod)
     }
 
+    /// Makes a namespace with nothing in it but `lo`.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn empty(&self, name: &str) -> Result<Host> {
+        Host::new(name, None, None)
+    }
+
     /// The node's end of a host's interface.
     ///
     /// # Panics

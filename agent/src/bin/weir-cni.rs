@@ -1,0 +1,24 @@
+//! Entry point of the CNI plugin: standard output carries the result, or the error, and nothing else.
+
+use std::{panic, process::ExitCode};
+
+use weir_agent::{
+    cni::plugin,
+    domain::cni::{CniError, code},
+};
+
+fn main() -> ExitCode {
+    let outcome = panic::catch_unwind(plugin::run)
+        .unwrap_or_else(|_| Err(CniError::new(code::INTERNAL, "weir: the plugin panicked")));
+    match outcome {
+        Ok(None) => ExitCode::SUCCESS,
+        Ok(Some(result)) => {
+            println!("{result}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            println!("{}", serde_json::to_string(&error).unwrap_or_default());
+            ExitCode::FAILURE
+        }
+    }
+}

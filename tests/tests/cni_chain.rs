@@ -1,0 +1,132 @@
+//! A whole chain of plugins (Debian's ptp, host-local and portmap, then ours), driven as a runtime drives it.
+#![cfg(feature = "root")]
+
+use std::{path::PathBuf, process::Stdio, time::Duration};
+
+use serde_json::{Value, json};
+use weir_tests::{
+    app::App,
+    cluster::{Cluster, ZDS_SOCKET, gear, weir_cni},
+    cni::{Outcome, Sandbox},
+    world::{Child, PIN_ROOT},
+    ztunnel::{Options, Ztunnel},
+};
+
+const APP: u16 = 8080;
+const DEBIAN: &str = "/usr/lib/cni";
+const LEASES: &str = "/run/cni-leases";
+
+/// As in a conflist, ours last.
+fn plugins() -> [Value; 3] {
+    [
+        json!({
+            "type": "ptp",
+            "ipam": {
+                "type": "host-local", "dataDir": LEASES,
+                "ranges": [[{ "subnet": "10.90.0.0/24" }], [{ "subnet": "fd90::/64" }]],
+                "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }],
+            },
+        }),
+        json!({ "type": "portmap", "capabilities": { "portMappings": true } }),
+        json!({ "type": "weir-cni" }),
+    ]
+}
+
+fn program(plugin: &Value) -> PathBuf {
+    match plugin["type"].as_str().unwrap() {
+        "weir-cni" => weir_cni().unwrap(),
+        name => PathBuf::from(DEBIAN).join(name),
+    }
+}
+
+fn call(cluster: &Cluster, sandbox: &Sandbox, verb: &str, plugin: &Value, previous: &Value) -> Outcome {
+    let mut config = plugin.clone();
+    config["cniVersion"] = json!("1.0.0");
+    config["name"] = json!("chain");
+    let mut call = sandbox
+        .call(verb, &config)
+        .with("CNI_PATH", Some(DEBIAN))
+        .with("PATH", Some("/usr/sbin:/usr/bin:/sbin:/bin"));
+    if previous.is_null() {
+        config.as_object_mut().unwrap().remove("prevResult");
+    } else {
+        config["prevResult"] = previous.clone();
+    }
+    call.stdin = config.to_string();
+    // A runtime's plugins run in the node's namespace.
+    cluster.world.node.inside(|| call.make_with(&program(plugin)).unwrap())
+}
+
+/// Stops at the first error, as a runtime does.
+fn add(cluster: &Cluster, sandbox: &Sandbox) -> Result<Value, String> {
+    plugins().iter().try_fold(Value::Null, |previous, plugin| {
+        let outcome = call(cluster, sandbox, "ADD", plugin, &previous);
+        if outcome.success {
+            Ok(outcome.stdout)
+        } else {
+            Err(format!("{}: {}", plugin["type"], outcome.error()))
+        }
+    })
+}
+
+fn del(cluster: &Cluster, sandbox: &Sandbox, result: &Value) {
+    for plugin in plugins().iter().rev() {
+        let outcome = call(cluster, sandbox, "DEL", plugin, result);
+        assert!(outcome.success, "{}: {}", plugin["type"], outcome.error());
+    }
+}
+
+fn count(dir: &str) -> usize {
+    let names = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    names
+        .filter(|name| {
+            name.to_str().is_some_and(|name| name.starts_with(|c: char| c.is_ascii_digit() || c == 'f'))
+        })
+        .count()
+}
+
+#[test]
+fn a_real_chain() {
+    let mut c = Cluster::new().unwrap();
+    let _outside = App::start(&c.world.outside, APP).unwrap();
+    c.namespace("shop", true);
+    c.namespace("legacy", false);
+    c.start_agent().unwrap();
+    c.wait("the agent listens", || std::path::Path::new("/run/weir/cni.sock").exists()).unwrap();
+    let ztunnel = Ztunnel::start(Options { zds: Some(ZDS_SOCKET.into()), ..Options::default() }).unwrap();
+    assert!(ztunnel.wait_ready(Duration::from_secs(10)));
+    let pins = || count(&format!("{PIN_ROOT}/v1/pods"));
+    let leases = || count(&format!("{LEASES}/chain"));
+
+    for round in 0..5 {
+        let shop = c.bare_sandbox("shop", &format!("in{round}")).unwrap();
+        let legacy = c.bare_sandbox("legacy", &format!("out{round}")).unwrap();
+        let mut results = Vec::new();
+        for (sandbox, captured) in [(&shop, 1), (&legacy, 0)] {
+            let result = add(&c, sandbox).unwrap_or_else(|error| panic!("{error}\n{}", c.agent_log()));
+            assert_eq!(result["ips"].as_array().unwrap().len(), 2, "{result}");
+            for v6 in [false, true] {
+                let before = ztunnel.log().counts().outbound;
+                let mut command = std::process::Command::new(gear().unwrap());
+                let to = c.world.outside.addr(v6, APP).to_string();
+                command.args(["probe", &to]).stdin(Stdio::null()).stdout(Stdio::null());
+                let mut process = Child::start_in(&sandbox.host, &mut command).unwrap();
+                assert!(process.wait(Duration::from_secs(5)).unwrap().success(), "{to}");
+                assert_eq!(ztunnel.log().counts().outbound - before, captured, "{to}");
+            }
+            results.push(result);
+        }
+        assert_eq!((pins(), leases()), (1, 4));
+        for (sandbox, result) in [&shop, &legacy].into_iter().zip(&results) {
+            del(&c, sandbox, result);
+        }
+        c.wait("all is released", || (pins(), leases()) == (0, 0)).unwrap();
+    }
+    // Ours fails: the runtime takes the whole chain back.
+    ztunnel.kill();
+    let shop = c.bare_sandbox("shop", "late").unwrap();
+    let error = add(&c, &shop).unwrap_err();
+    assert!(error.starts_with("\"weir-cni\"") && error.contains("no_ztunnel"), "{error}");
+    del(&c, &shop, &Value::Null);
+    c.wait("all is released", || (pins(), leases()) == (0, 0)).unwrap();
+}
