@@ -15,10 +15,7 @@ use std::{
 use peer::{Fixture, PATIENT, Peer, SOON, uid};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use tokio::time::timeout;
-use weir_agent::zds::{
-    codec::{Request, decode_answer, decode_hello, encode_answer, encode_hello},
-    session::Timeouts,
-};
+use weir_agent::zds::codec::{Request, decode_answer, decode_hello, encode_answer, encode_hello};
 
 /// Pods that come and go meanwhile.
 const PODS: usize = 6;
@@ -33,9 +30,7 @@ async fn whatever_is_said_the_next_is_served() {
     let until = Instant::now() + Duration::from_secs(number("WEIR_FUZZ_SECONDS", 2));
     println!("seed {seed}");
     let mut rng = StdRng::seed_from_u64(seed);
-    // Silence ends soon: a fuzzer that says nothing must not hold up the run.
-    let timeouts = Timeouts { hello: Duration::from_millis(50), ..PATIENT };
-    let fixture = Fixture::start(timeouts, Duration::from_millis(20));
+    let fixture = Fixture::start(PATIENT, Duration::from_millis(20));
     fixture.members.set_complete();
     let before = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let (mut conversations, mut packets) = (0_u64, 0_u64);
