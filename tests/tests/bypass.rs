@@ -10,44 +10,17 @@ use std::{
 use weir_common::Counter;
 use weir_tests::{
     app::{App, Client, Connect, Listen},
-    mesh_node::MeshNode,
     observer::Observer,
-    world::{Families, Host},
+    one_pod::{APP, OnePod, WEB},
+    world::Host,
     ztunnel::{Listener, PASSTHROUGH_TOS},
 };
-
-const APP: u16 = 8080;
-const WEB: u16 = 80;
-
-struct Fixture {
-    node: MeshNode,
-    pod: Host,
-    _apps: [App; 2],
-}
-
-impl Fixture {
-    fn new() -> Self {
-        let node = MeshNode::new().unwrap();
-        let pod = node.pod("a", Families::Dual).unwrap();
-        let apps = [App::start(&pod, APP).unwrap(), App::start(&node.world.outside, WEB).unwrap()];
-        node.capture(&pod).unwrap();
-        Self { node, pod, _apps: apps }
-    }
-
-    fn outside(&self) -> &Host {
-        &self.node.world.outside
-    }
-
-    fn count(&self, counter: Counter) -> u64 {
-        self.node.counters(&self.pod).unwrap().total(counter)
-    }
-}
 
 /// A client that learns which source port ztunnel has used for it towards the app, and uses the same port itself a
 /// moment later, must not be taken for ztunnel.
 #[test]
 fn a_tuple_of_ztunnel_used_again_from_outside_is_captured() {
-    let f = Fixture::new();
+    let f = OnePod::captured();
     for v6 in [false, true] {
         let to = f.pod.addr(v6, APP);
         let client = Client::connect(f.outside(), to).unwrap();
@@ -83,7 +56,7 @@ fn a_tuple_of_ztunnel_used_again_from_outside_is_captured() {
 /// A socket bound to the interface walks past the rule for `lo`, and needs no privilege for it.
 #[test]
 fn a_socket_bound_to_the_device_does_not_get_out() {
-    let f = Fixture::new();
+    let f = OnePod::captured();
     let observer = Observer::start(&f.node.world.node, &f.node.world.device_of(&f.pod)).unwrap();
     let bound = Connect { device: Some("eth0"), ..Connect::default() };
     for v6 in [false, true] {
@@ -117,7 +90,7 @@ fn an_impostor_on_ztunnels_ports_receives_nothing() {
     for (port, listen) in
         [(15001, everywhere), (15001, loopback), (15006, everywhere), (15006, loopback), (15008, everywhere)]
     {
-        let f = Fixture::new();
+        let f = OnePod::captured();
         // Slots are filled at the first connection.
         talk_both_ways(&f).for_each(|result| drop(result.unwrap()));
         let impostor = App::start_with(&f.pod, port, listen).unwrap();
@@ -138,7 +111,7 @@ fn an_impostor_on_ztunnels_ports_receives_nothing() {
     }
 }
 
-fn talk_both_ways(f: &Fixture) -> impl Iterator<Item = io::Result<Client>> {
+fn talk_both_ways(f: &OnePod) -> impl Iterator<Item = io::Result<Client>> {
     let to: Vec<(&Host, SocketAddr)> = [false, true]
         .into_iter()
         .flat_map(|v6| [(&f.pod, f.outside().addr(v6, WEB)), (f.outside(), f.pod.addr(v6, APP))])

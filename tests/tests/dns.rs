@@ -11,54 +11,28 @@ use std::{
 use socket2::SockRef;
 use weir_tests::{
     dns_client::{DNS, any, ask_tcp, check, connect_tcp, udp, udp_at},
-    mesh_node::{MeshNode, difference},
-    observer::{Observer, UDP},
-    world::{Families, Host},
+    observer::UDP,
+    one_pod::OnePod,
     ztunnel::{MARK, dns},
 };
 
 /// Nobody answers: all that has to be waited for is that nothing comes.
 const SILENCE: Duration = Duration::from_millis(100);
 
-struct Fixture {
-    node: MeshNode,
-    pod: Host,
-}
-
-impl Fixture {
-    fn new() -> Self {
-        let node = MeshNode::new().unwrap();
-        let pod = node.pod("a", Families::Dual).unwrap();
-        node.capture(&pod).unwrap();
-        Self { node, pod }
-    }
-
-    fn observe(&self) -> Observer {
-        Observer::start(&self.node.world.node, &self.node.world.device_of(&self.pod)).unwrap()
-    }
-
-    /// What `f` adds to the pod's counters.
-    fn counted(&self, f: impl FnOnce()) -> Vec<(&'static str, u64)> {
-        let before = self.node.counters(&self.pod).unwrap();
-        f();
-        difference(&before, &self.node.counters(&self.pod).unwrap())
-    }
-
-    /// A UDP socket in the pod on a port of its own.
-    fn socket(&self, v6: bool) -> UdpSocket {
-        udp(&self.pod, any(v6))
-    }
+/// A UDP socket in the pod on a port of its own.
+fn socket(f: &OnePod, v6: bool) -> UdpSocket {
+    udp(&f.pod, any(v6))
 }
 
 /// The servers of a family. Only the first exists: the host outside.
-fn servers(f: &Fixture, v6: bool) -> [SocketAddr; 3] {
+fn servers(f: &OnePod, v6: bool) -> [SocketAddr; 3] {
     let others = if v6 { ["fd96::10", "fd96::11"] } else { ["10.96.0.10", "10.96.0.11"] };
     let [a, b] = others.map(|ip| SocketAddr::new(ip.parse().unwrap(), DNS));
     [f.node.world.outside.addr(v6, DNS), a, b]
 }
 
-fn ask_connected(f: &Fixture, server: SocketAddr, name: &str) -> Vec<u8> {
-    let socket = f.socket(server.is_ipv6());
+fn ask_connected(f: &OnePod, server: SocketAddr, name: &str) -> Vec<u8> {
+    let socket = socket(f, server.is_ipv6());
     socket.connect(server).unwrap();
     let question = dns::query(7, name);
     socket.send(&question).unwrap();
@@ -71,14 +45,14 @@ fn ask_connected(f: &Fixture, server: SocketAddr, name: &str) -> Vec<u8> {
 
 #[test]
 fn answers_come_from_the_server_asked() {
-    let f = Fixture::new();
+    let f = OnePod::captured();
     let observer = f.observe();
     for v6 in [false, true] {
         for server in servers(&f, v6) {
             let counted = f.counted(|| drop(ask_connected(&f, server, "connected.example")));
             assert_eq!(counted, [("dns", 1), ("dns_answer", 1)], "{server}");
             let counted = f.counted(|| {
-                let (socket, question) = (f.socket(v6), dns::query(8, "sendto.example"));
+                let (socket, question) = (socket(&f, v6), dns::query(8, "sendto.example"));
                 socket.send_to(&question, server).unwrap();
                 let mut buffer = [0; 512];
                 let (length, from) = socket.recv_from(&mut buffer).unwrap();
@@ -88,7 +62,7 @@ fn answers_come_from_the_server_asked() {
             assert_eq!(counted, [("dns", 1), ("dns_answer", 1)], "{server}");
         }
         // A socket of both families asks an IPv4 server.
-        let both = f.socket(true);
+        let both = socket(&f, true);
         let [server, ..] = servers(&f, false);
         let IpAddr::V4(v4) = server.ip() else { unreachable!() };
         let mapped = SocketAddr::new(v4.to_ipv6_mapped().into(), DNS);
@@ -106,7 +80,7 @@ fn answers_come_from_the_server_asked() {
 
 #[test]
 fn answers_over_tcp_come_from_the_server_asked() {
-    let f = Fixture::new();
+    let f = OnePod::captured();
     let observer = f.observe();
     for v6 in [false, true] {
         for server in servers(&f, v6) {
@@ -124,11 +98,11 @@ fn answers_over_tcp_come_from_the_server_asked() {
 /// What musl does: one socket, one id, all servers at once.
 #[test]
 fn parallel_queries_from_one_port_with_one_id_stay_apart() {
-    let f = Fixture::new();
+    let f = OnePod::captured();
     for v6 in [false, true] {
         let servers = servers(&f, v6);
         for same_name in [true, false] {
-            let socket = f.socket(v6);
+            let socket = socket(&f, v6);
             let name = |at: usize| if same_name { "one.example".into() } else { format!("n{at}.example") };
             for (at, server) in servers.iter().enumerate() {
                 socket.send_to(&dns::query(0x4711, &name(at)), server).unwrap();
@@ -150,7 +124,7 @@ fn parallel_queries_from_one_port_with_one_id_stay_apart() {
 
 #[test]
 fn answers_may_be_large() {
-    let f = Fixture::new();
+    let f = OnePod::captured();
     for v6 in [false, true] {
         let [_, server, _] = servers(&f, v6);
         for size in [512, 1232, 1472, 1473, 4096] {
@@ -167,13 +141,13 @@ fn answers_may_be_large() {
 /// A resolver of the pod's own, on loopback or on the pod's address, is nobody else's business.
 #[test]
 fn the_pods_own_resolvers_are_left_alone() {
-    let f = Fixture::new();
+    let f = OnePod::captured();
     let own = ["127.0.0.53".parse().unwrap(), "::1".parse().unwrap(), f.pod.ip(false), f.pod.ip(true)];
     let counted = f.counted(|| {
         for ip in own {
             let at = SocketAddr::new(ip, DNS);
             let resolver = udp_at(&f.pod, at);
-            let client = f.socket(at.is_ipv6());
+            let client = socket(&f, at.is_ipv6());
             client.send_to(b"question", at).unwrap();
             let mut buffer = [0; 64];
             let (length, from) = resolver.recv_from(&mut buffer).unwrap();
@@ -193,12 +167,12 @@ fn the_pods_own_resolvers_are_left_alone() {
 /// What ztunnel asks itself carries its mark, and really leaves.
 #[test]
 fn ztunnels_own_queries_leave() {
-    let f = Fixture::new();
+    let f = OnePod::captured();
     let observer = f.observe();
     for v6 in [false, true] {
         let at = f.node.world.outside.addr(v6, DNS);
         let server = udp_at(&f.node.world.outside, at);
-        let client = f.socket(v6);
+        let client = socket(&f, v6);
         SockRef::from(&client).set_mark(MARK).unwrap();
         let counted = f.counted(|| {
             client.send_to(b"upstream", at).unwrap();
@@ -216,7 +190,7 @@ fn ztunnels_own_queries_leave() {
 /// Fail closed: no query leaves in plaintext, by whatever socket, and TCP is refused at once.
 #[test]
 fn without_ztunnel_no_query_leaves() {
-    let f = Fixture::new();
+    let f = OnePod::captured();
     let observer = f.observe();
     f.node.lose_ztunnel(&f.pod).unwrap();
     for v6 in [false, true] {
@@ -225,8 +199,8 @@ fn without_ztunnel_no_query_leaves() {
             let error = connect_tcp(&f.pod, server).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{server}");
             assert!(began.elapsed() < Duration::from_millis(900), "refused, but late");
-            let plain = f.socket(v6);
-            let bound = f.socket(v6);
+            let plain = socket(&f, v6);
+            let bound = socket(&f, v6);
             SockRef::from(&bound).bind_device(Some(b"eth0")).unwrap();
             for socket in [&plain, &bound] {
                 socket.set_read_timeout(Some(SILENCE)).unwrap();
@@ -248,11 +222,11 @@ fn without_ztunnel_no_query_leaves() {
 /// A socket bound to the interface is captured like any other.
 #[test]
 fn a_socket_bound_to_the_device_gets_ztunnels_answer() {
-    let f = Fixture::new();
+    let f = OnePod::captured();
     let observer = f.observe();
     for v6 in [false, true] {
         for server in servers(&f, v6) {
-            let socket = f.socket(v6);
+            let socket = socket(&f, v6);
             SockRef::from(&socket).bind_device(Some(b"eth0")).unwrap();
             let question = dns::query(3, "bound.example");
             socket.send_to(&question, server).unwrap();

@@ -12,43 +12,16 @@ use socket2::{Domain, Protocol, Socket, Type};
 use weir_common::Counter;
 use weir_tests::{
     dns_client::{DNS, any, ask_tcp, check, connect_tcp, udp, udp_at},
-    mesh_node::{MeshNode, difference},
-    observer::Observer,
-    world::{Families, Host},
+    one_pod::OnePod,
     ztunnel::{MARK, dns},
 };
 
 /// Nobody answers: all that has to be waited for is that nothing comes.
 const SILENCE: Duration = Duration::from_millis(100);
 
-struct Fixture {
-    node: MeshNode,
-    pod: Host,
-}
-
-impl Fixture {
-    fn new() -> Self {
-        let node = MeshNode::new().unwrap();
-        let pod = node.pod("a", Families::Dual).unwrap();
-        node.capture(&pod).unwrap();
-        Self { node, pod }
-    }
-
-    fn observe(&self) -> Observer {
-        Observer::start(&self.node.world.node, &self.node.world.device_of(&self.pod)).unwrap()
-    }
-
-    /// What `f` adds to the pod's counters.
-    fn counted(&self, f: impl FnOnce()) -> Vec<(&'static str, u64)> {
-        let before = self.node.counters(&self.pod).unwrap();
-        f();
-        difference(&before, &self.node.counters(&self.pod).unwrap())
-    }
-
-    /// A UDP socket in the pod on a port of its own.
-    fn socket(&self, v6: bool) -> UdpSocket {
-        udp(&self.pod, any(v6))
-    }
+/// A UDP socket in the pod on a port of its own.
+fn socket(f: &OnePod, v6: bool) -> UdpSocket {
+    udp(&f.pod, any(v6))
 }
 
 fn servers(v6: bool) -> [SocketAddr; 3] {
@@ -62,13 +35,13 @@ fn servers(v6: bool) -> [SocketAddr; 3] {
 fn a_flood_from_few_ports_is_answered_right() {
     const QUERIES: usize = 40_000;
     const IN_FLIGHT: usize = 8;
-    let f = Fixture::new();
+    let f = OnePod::captured();
     let began = Instant::now();
     let counted = f.counted(|| {
         std::thread::scope(|scope| {
             for v6 in [false, true] {
                 for thread in 0..2 {
-                    let (socket, servers) = (f.socket(v6), servers(v6));
+                    let (socket, servers) = (socket(&f, v6), servers(v6));
                     scope.spawn(move || {
                         let name = |number: usize| format!("q{number}.t{thread}.example");
                         let server = |number: usize| servers[number % 3];
@@ -103,7 +76,7 @@ fn a_flood_from_few_ports_is_answered_right() {
 #[test]
 fn more_ports_than_slots_are_served_one_after_the_other() {
     const PORTS: u16 = 10_000;
-    let f = Fixture::new();
+    let f = OnePod::captured();
     let [server, ..] = servers(false);
     let counted = f.counted(|| {
         for port in 0..PORTS {
@@ -127,7 +100,7 @@ fn when_all_slots_are_waited_for_queries_are_dropped() {
     const PORTS: u16 = 4000;
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
-    let f = Fixture::new();
+    let f = OnePod::captured();
     let observer = f.observe();
     let [server, ..] = servers(false);
     // In ztunnel's place, and slow: a socket with its mark that answers only when all have asked.

@@ -5,47 +5,29 @@ use std::{io, time::Duration};
 
 use weir_common::Counter;
 use weir_tests::{
-    app::{App, Client},
+    app::Client,
     load::Load,
     mesh_node::MeshNode,
     observer::Observer,
-    world::{Families, Host},
+    one_pod::{APP, OnePod, WEB},
+    world::Host,
 };
 
-const APP: u16 = 8080;
-const WEB: u16 = 80;
-
-struct Fixture {
-    node: MeshNode,
-    pod: Host,
-    _apps: [App; 2],
-}
-
-impl Fixture {
-    fn new() -> Self {
-        let node = MeshNode::new().unwrap();
-        let pod = node.pod("a", Families::Dual).unwrap();
-        let apps = [App::start(&pod, APP).unwrap(), App::start(&node.world.outside, WEB).unwrap()];
-        Self { node, pod, _apps: apps }
-    }
-
-    /// A hundred connections a second in both directions, of both families in turn.
-    fn load(&self) -> [(&'static str, Load); 2] {
-        let outside = &self.node.world.outside;
-        let both = |host: &Host, port| vec![host.addr(false, port), host.addr(true, port)];
-        [
-            ("outbound", Load::start(&self.pod, both(outside, WEB), 100)),
-            ("inbound", Load::start(outside, both(&self.pod, APP), 100)),
-        ]
-    }
+/// A hundred connections a second in both directions, of both families in turn.
+fn load(f: &OnePod) -> [(&'static str, Load); 2] {
+    let both = |host: &Host, port| vec![host.addr(false, port), host.addr(true, port)];
+    [
+        ("outbound", Load::start(&f.pod, both(f.outside(), WEB), 100)),
+        ("inbound", Load::start(f.outside(), both(&f.pod, APP), 100)),
+    ]
 }
 
 /// Ten enrolments and un-enrolments under load: no connection fails. What is old at the switch goes on; what waits
 /// for its retry at un-enrolment goes direct a second later.
 #[test]
 fn enrolment_and_unenrolment_lose_no_connection() {
-    let f = Fixture::new();
-    let load = f.load();
+    let f = OnePod::direct();
+    let load = load(&f);
     for _ in 0..10 {
         f.node.capture(&f.pod).unwrap();
         wait_until("both directions are captured", || {
@@ -64,7 +46,7 @@ fn enrolment_and_unenrolment_lose_no_connection() {
 /// A stream that goes on all the time is neither reset at enrolment, nor let out at un-enrolment.
 #[test]
 fn old_connections_go_on_and_captured_ones_end() {
-    let f = Fixture::new();
+    let f = OnePod::direct();
     let outside = &f.node.world.outside;
     for v6 in [false, true] {
         let mut old = [
@@ -92,7 +74,7 @@ fn old_connections_go_on_and_captured_ones_end() {
 /// Without ztunnel nothing new goes anywhere, and is told so at once; with it back the next connection works.
 #[test]
 fn without_ztunnel_connections_are_refused_at_once() {
-    let f = Fixture::new();
+    let f = OnePod::direct();
     let outside = &f.node.world.outside;
     f.node.capture(&f.pod).unwrap();
     for round in 0..3 {
@@ -121,12 +103,12 @@ fn without_ztunnel_connections_are_refused_at_once() {
 /// Two ztunnels, one leaving: no connection is refused or reset.
 #[test]
 fn ztunnel_is_replaced_without_loss() {
-    let f = Fixture::new();
+    let f = OnePod::direct();
     f.node.capture(&f.pod).unwrap();
     let mut serving = MeshNode::start_ztunnel(&f.node.mesh).unwrap();
     f.node.serve(&f.pod, &serving).unwrap();
     f.node.ztunnel.remove(MeshNode::owner(&f.pod).uid.as_str());
-    let load = f.load();
+    let load = load(&f);
     for _ in 0..10 {
         let new = MeshNode::start_ztunnel(&f.node.mesh).unwrap();
         f.node.serve(&f.pod, &new).unwrap();
