@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod decisions;
+pub mod find;
 pub mod handed;
 pub mod install;
 pub mod plugin;
