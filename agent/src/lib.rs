@@ -5,12 +5,13 @@
 //! | layer | rooms |
 //! |---|---|
 //! | entry | `bin/weir.rs`, [`cli`] |
-//! | drive | [`reconcile`] |
+//! | drive | [`reconcile`], [`admin`] |
 //! | shells | [`cni`], [`kube`], [`zds`], [`redirect`] |
 //! | cache | [`cache`] |
 //! | ground | [`kernel`], [`netns`] |
 //! | domain | [`domain`]: no I/O, no unsafe, no Kubernetes client |
 
+pub mod admin;
 pub mod cache;
 pub mod cli;
 pub mod cni;

@@ -19,7 +19,8 @@ async fn descriptors_come_back() {
     let fixture = Fixture::with_pods(4);
     let mut witness = fixture.connect_and_sync().await;
     let before = open_fds();
-    for round in 0..200 {
+    let rounds = if std::env::var_os("WEIR_LONG").is_some() { 1000 } else { 200 };
+    for round in 0..rounds {
         leave_after(&fixture, round % 6, round % 2 == 0).await;
         let synced = timeout(Duration::from_secs(1), fixture.connect_and_sync()).await;
         synced.expect("the next ztunnel has its snapshot within a second");

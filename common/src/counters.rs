@@ -59,6 +59,8 @@ counters! {
     Impostor = "impostor",
     /// Connection of ztunnel dropped because its tuple could not be recorded.
     InsideFull = "inside_full",
+    /// Connection of ztunnel to the app that got another source port, because a client's connection has its tuple.
+    TupleTaken = "tuple_taken",
     /// Recorded tuple of ztunnel that a connection from outside re-used: forgotten before it is steered.
     InsideReused = "inside_reused",
     /// Segment of a connection that was not adopted yet, dropped while switching on (it is sent again).

@@ -195,6 +195,14 @@ impl Client {
         Self::greeted(stream)
     }
 
+    /// Connects from the namespace of the calling thread, as the options say.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn connect_here_with(to: SocketAddr, options: Connect<'_>) -> io::Result<Self> {
+        Self::greeted(open(to, options)?)
+    }
+
     fn greeted(stream: TcpStream) -> io::Result<Self> {
         let mut stream = BufReader::new(stream);
         let mut line = String::new();

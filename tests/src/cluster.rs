@@ -115,6 +115,8 @@ impl Cluster {
         let mut command = Command::new(weir()?);
         command
             .args(["agent", "--node-name", NODE, "--ztunnel-socket", ZDS_SOCKET])
+            // Several worlds share the namespace that their agents run in.
+            .args(["--metrics-addr", "127.0.0.1:0", "--health-addr", "127.0.0.1:0"])
             .arg("--kubeconfig")
             .arg(&self.kubeconfig)
             .arg("--host-netns")

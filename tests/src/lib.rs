@@ -9,6 +9,7 @@ pub mod dns_client;
 pub mod load;
 pub mod mesh_node;
 pub mod observer;
+pub mod rapid;
 pub mod sockets;
 pub mod world;
 pub mod ztunnel;

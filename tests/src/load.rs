@@ -12,7 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{app::Client, world::Host};
+use crate::{
+    app::{Client, Connect},
+    world::Host,
+};
 
 /// What became of the connections of a [`Load`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,7 +29,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    fn add(&mut self, result: &io::Result<()>, took: Duration) {
+    pub(crate) fn add(&mut self, result: &io::Result<()>, took: Duration) {
         match result {
             Ok(()) => self.ok += 1,
             Err(error) => *self.failed.entry(format!("{:?}", error.kind())).or_default() += 1,
@@ -47,6 +50,8 @@ impl Load {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let thread = host.spawn(move || {
+            // A SYN may be dropped by one un-enrolment, and its retries by the next ones: 1, 3, 7 seconds later.
+            let patient = Connect { patience: Some(Duration::from_secs(20)), ..Connect::default() };
             let mut outcome = Outcome::default();
             let started = Instant::now();
             for (number, to) in (0_u32..).zip(to.iter().cycle()) {
@@ -56,7 +61,7 @@ impl Load {
                 let due = started + Duration::from_secs(1) * number / rate;
                 std::thread::sleep(due.saturating_duration_since(Instant::now()));
                 let began = Instant::now();
-                let result = Client::connect_here(*to).and_then(|mut client| client.exchange());
+                let result = Client::connect_here_with(*to, patient).and_then(|mut client| client.exchange());
                 outcome.add(&result, began.elapsed());
             }
             outcome

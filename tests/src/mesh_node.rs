@@ -1,6 +1,10 @@
 //! A world with a data path and a stand-in ztunnel, without an agent: what the data-path tests start from.
 
-use std::{net::IpAddr, path::PathBuf, time::Duration};
+use std::{
+    net::IpAddr,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result};
 use weir_agent::{
@@ -9,9 +13,10 @@ use weir_agent::{
         workload::{PodUid, WorkloadInfo},
     },
     kernel::{Objects, OldConnections},
+    netns::sockets,
     redirect::{Owner, Redirector, Settings},
 };
-use weir_common::{Counter, Counters};
+use weir_common::{Counter, Counters, is_marked};
 
 use crate::{
     world::{self, Cgroup, Families, Host, PIN_ROOT, World},
@@ -109,6 +114,22 @@ impl MeshNode {
         ztunnel.serve_in_netns(world::duplicate(pod)?, uid.as_str()).context("the stand-in's listeners")?;
         let ips: Vec<IpAddr> = world::addresses(pod);
         self.mesh.join(uid.as_str(), &ips);
+        Ok(())
+    }
+
+    /// Takes ztunnel away from a captured pod. Its listeners are gone when this returns: a program that another thread
+    /// is about to start has them for a moment longer than the stand-in.
+    ///
+    /// # Errors
+    /// When they do not go, or cannot be listed.
+    pub fn lose_ztunnel(&self, pod: &Host) -> Result<()> {
+        self.ztunnel.remove(Self::owner(pod).uid.as_str());
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while pod.inside(|| sockets::list(1 << sockets::state::LISTEN))?.iter().any(|one| is_marked(one.mark))
+        {
+            anyhow::ensure!(Instant::now() < deadline, "ztunnel's listeners do not go");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         Ok(())
     }
 

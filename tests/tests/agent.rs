@@ -156,8 +156,11 @@ fn ztunnel_comes_late_and_goes() {
     assert!(took < Duration::from_secs(2), "only after {took:?}");
     assert!(f.captured(&a));
     f.ztunnel = None;
-    let error = Client::connect(&a.host, f.cluster.world.outside.addr(false, APP)).unwrap_err();
-    assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    let refused = || {
+        let connected = Client::connect(&a.host, f.cluster.world.outside.addr(false, APP));
+        connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    };
+    f.cluster.wait("refused, once the listeners are closed", refused).unwrap();
     f.start_ztunnel();
     f.cluster
         .wait("it works again", || Client::connect(&a.host, f.cluster.world.outside.addr(false, APP)).is_ok())
@@ -197,8 +200,9 @@ fn what_changed_while_the_agent_was_away_is_found() {
     wanted.sort();
     f.cluster.wait("exactly what is there now is pinned", || pinned() == wanted).unwrap();
     for pod in [&again, &moved, &stays] {
+        // What is pinned is prepared; captured it is a moment later.
+        f.cluster.wait(&format!("{} is captured", pod.host.name()), || f.captured(pod)).unwrap();
         f.cluster.wait_redirection(pod, Some("enabled")).unwrap();
-        assert!(f.captured(pod), "{}", pod.host.name());
     }
     // As after a reboot: nothing is pinned, the namespaces are new, the annotations are left.
     f.cluster.kill_agent().unwrap();
@@ -213,14 +217,16 @@ fn what_changed_while_the_agent_was_away_is_found() {
     let before = f.cluster.api.patches().len();
     f.cluster.start_agent().unwrap();
     f.cluster.wait("captured", || f.captured(&rebooted)).unwrap();
-    f.cluster.wait_redirection(&rebooted, Some("enabled")).unwrap();
-    let patches = f.cluster.api.patches();
-    let said: Vec<_> = patches[before..]
-        .iter()
-        .filter(|patch| patch.name == "stays")
-        .map(|patch| patch.body["metadata"]["annotations"]["ambient.istio.io/redirection"].clone())
-        .collect();
-    assert_eq!(said, [json!("pending"), json!("enabled")], "never `enabled` while it is not so");
+    let said = || -> Vec<serde_json::Value> {
+        let patches = f.cluster.api.patches();
+        let of_pod = patches[before..].iter().filter(|patch| patch.name == "stays");
+        of_pod
+            .map(|patch| patch.body["metadata"]["annotations"]["ambient.istio.io/redirection"].clone())
+            .collect()
+    };
+    f.cluster
+        .wait("not believed, then made true", || said() == [json!("pending"), json!("enabled")])
+        .unwrap();
 }
 
 /// A pod whose namespace is not found waits as `pending`, with the reason in the log, and hurts no other.
@@ -295,7 +301,13 @@ fn unfit_machines_and_bad_input_are_named() {
         nix::sys::socket::listen(&socket, nix::sys::socket::Backlog::new(1).unwrap()).unwrap();
         socket
     };
-    let cases: [(&str, Vec<&str>, &str, i32); 8] = [
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = (port.local_addr().unwrap().to_string(), port);
+    let cases: [(&str, Vec<&str>, &str, i32); 12] = [
+        ("a port in use", vec!["--metrics-addr", &port.0], "--metrics-addr", 1),
+        ("another port in use", vec!["--health-addr", &port.0], "--health-addr", 1),
+        ("no policy", vec!["--existing-connections", "soon"], "--existing-connections", 2),
+        ("nobody's probes", vec!["--probe-exemption", "some"], "--probe-exemption", 2),
         ("no node name", vec!["--node-name", ""], "NODE_NAME", 2),
         ("unreadable kubeconfig", vec!["--kubeconfig", "/run/missing"], "/run/missing", 1),
         ("broken kubeconfig", vec!["--kubeconfig", "/run/broken"], "/run/broken", 1),
@@ -343,6 +355,55 @@ fn missing_privileges_are_named() {
         assert!(said.lines().count() == 1 && said.contains(wanted), "{how:?}: {said}");
         assert_eq!(output.status.code(), Some(1), "{how:?}: {said}");
     }
+}
+
+/// Metrics and checks are served, and say what is so.
+#[test]
+fn metrics_and_checks_say_what_is_so() {
+    let f = Fixture::new();
+    f.cluster.namespace("shop", true);
+    let (a, _app) = f.pod("shop", "a");
+    f.cluster.wait_redirection(&a, Some("enabled")).unwrap();
+    for _ in 0..3 {
+        Client::connect(&a.host, f.cluster.world.outside.addr(true, APP)).unwrap();
+    }
+    let log = f.cluster.agent_log();
+    let address = |what: &str| {
+        let rest = log.split(what).nth(1).unwrap();
+        rest.split_whitespace().next().unwrap().parse::<std::net::SocketAddr>().unwrap()
+    };
+    let scrape = || get(address("metrics="), "/metrics");
+    // The annotation is the last step; the state follows it.
+    f.cluster.wait("the state is told", || scrape().contains(r#"state="enrolled""#)).unwrap();
+    let metrics = scrape();
+    for line in [
+        "ztunnel_connected 1",
+        "weir_zds_members 1",
+        "weir_zds_refused_pods 0",
+        "weir_zds_snapshots_total 1",
+        r#"weir_zds_messages_total{type="add",result="acked"} 1"#,
+        r#"weir_zds_connections_total{event="accepted"} 1"#,
+        r#"weir_pods{state="enrolled",reason="selected"} 1"#,
+        r#"weir_pod_connections_total{namespace="shop",pod="a",reason="captured_out",family="ipv6"} 3"#,
+        "weir_zds_ack_seconds_count 2",
+        "# EOF",
+    ] {
+        assert!(metrics.lines().any(|said| said == line), "{line} is missing:\n{metrics}");
+    }
+    let health = address("health=");
+    assert!(get(health, "/healthz").starts_with("HTTP/1.1 200"));
+    let ready = get(health, "/readyz");
+    assert!(ready.starts_with("HTTP/1.1 200") && ready.ends_with("ready\n"), "{ready}");
+}
+
+/// One request over plain HTTP, head and body.
+fn get(to: std::net::SocketAddr, path: &str) -> String {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(to).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
 }
 
 /// `weir status` shows what is pinned, agent or not, and counts exactly.

@@ -84,7 +84,6 @@ fn a_tuple_of_ztunnel_used_again_from_outside_is_captured() {
 #[test]
 fn a_socket_bound_to_the_device_does_not_get_out() {
     let f = Fixture::new();
-    let uid = MeshNode::owner(&f.pod).uid;
     let observer = Observer::start(&f.node.world.node, &f.node.world.device_of(&f.pod)).unwrap();
     let bound = Connect { device: Some("eth0"), ..Connect::default() };
     for v6 in [false, true] {
@@ -97,7 +96,7 @@ fn a_socket_bound_to_the_device_does_not_get_out() {
             seen.iter().any(|seen| seen.listener == Listener::Outbound && seen.original_dst == to),
             "not captured: {seen:?}"
         );
-        f.node.ztunnel.remove(uid.as_str());
+        f.node.lose_ztunnel(&f.pod).unwrap();
         let began = Instant::now();
         let error = Client::connect_with(&f.pod, to, bound).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
@@ -119,7 +118,6 @@ fn an_impostor_on_ztunnels_ports_receives_nothing() {
         [(15001, everywhere), (15001, loopback), (15006, everywhere), (15006, loopback), (15008, everywhere)]
     {
         let f = Fixture::new();
-        let uid = MeshNode::owner(&f.pod).uid;
         // Slots are filled at the first connection.
         talk_both_ways(&f).for_each(|result| drop(result.unwrap()));
         let impostor = App::start_with(&f.pod, port, listen).unwrap();
@@ -127,7 +125,7 @@ fn an_impostor_on_ztunnels_ports_receives_nothing() {
             talk_both_ways(&f).for_each(|result| drop(result.unwrap()));
         }
         assert_eq!(impostor.accepted(), 0, "port {port} {listen:?}, beside ztunnel");
-        f.node.ztunnel.remove(uid.as_str());
+        f.node.lose_ztunnel(&f.pod).unwrap();
         for _ in 0..20 {
             let _ = talk_both_ways(&f).count();
         }

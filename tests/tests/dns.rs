@@ -37,10 +37,6 @@ impl Fixture {
         Observer::start(&self.node.world.node, &self.node.world.device_of(&self.pod)).unwrap()
     }
 
-    fn stop_ztunnel(&self) {
-        self.node.ztunnel.remove(MeshNode::owner(&self.pod).uid.as_str());
-    }
-
     /// What `f` adds to the pod's counters.
     fn counted(&self, f: impl FnOnce()) -> Vec<(&'static str, u64)> {
         let before = self.node.counters(&self.pod).unwrap();
@@ -222,7 +218,7 @@ fn ztunnels_own_queries_leave() {
 fn without_ztunnel_no_query_leaves() {
     let f = Fixture::new();
     let observer = f.observe();
-    f.stop_ztunnel();
+    f.node.lose_ztunnel(&f.pod).unwrap();
     for v6 in [false, true] {
         for server in servers(&f, v6) {
             let began = Instant::now();

@@ -38,10 +38,6 @@ impl Fixture {
         Observer::start(&self.node.world.node, &self.node.world.device_of(&self.pod)).unwrap()
     }
 
-    fn stop_ztunnel(&self) {
-        self.node.ztunnel.remove(MeshNode::owner(&self.pod).uid.as_str());
-    }
-
     /// What `f` adds to the pod's counters.
     fn counted(&self, f: impl FnOnce()) -> Vec<(&'static str, u64)> {
         let before = self.node.counters(&self.pod).unwrap();
@@ -135,12 +131,18 @@ fn when_all_slots_are_waited_for_queries_are_dropped() {
     let observer = f.observe();
     let [server, ..] = servers(false);
     // In ztunnel's place, and slow: a socket with its mark that answers only when all have asked.
-    f.stop_ztunnel();
+    f.node.lose_ztunnel(&f.pod).unwrap();
     let slow = f.pod.inside(|| {
         let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP)).unwrap();
         socket.set_mark(MARK).unwrap();
         socket.set_recv_buffer_size(32 << 20).unwrap();
-        socket.bind(&SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 15053).into()).unwrap();
+        let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 15053).into();
+        // A program that is just being started may hold ztunnel's for a moment.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while let Err(error) = socket.bind(&at) {
+            assert!(Instant::now() < deadline, "{error}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         UdpSocket::from(socket)
     });
     slow.set_read_timeout(Some(SILENCE)).unwrap();

@@ -5,7 +5,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use weir_tests::{
-    app::{App, Client},
+    app::{App, Client, Connect},
     dns_client::{DNS, any, check, udp},
     mesh_node::{MeshNode, difference},
     observer::Observer,
@@ -207,18 +207,16 @@ fn several_addresses() {
             let own = addresses(&f.pod).into_iter().find(|own| own.is_ipv6() == ip.is_ipv6()).unwrap();
             for (from, to) in [(own, ip), (ip, own), (ip, ip)] {
                 f.untouched(SocketAddr::new(to, APP));
-                let own_address = from;
-                let from = Some(SocketAddr::new(from, 0));
-                let options = weir_tests::app::Connect { from, ..Default::default() };
-                let client = Client::connect_with(&f.pod, SocketAddr::new(to, APP), options).unwrap();
-                assert_eq!(client.seen_as.ip(), own_address);
+                let connect = |to| {
+                    let bound = Connect { from: Some(SocketAddr::new(from, 0)), ..Connect::default() };
+                    let mut client = Client::connect_with(&f.pod, to, bound).unwrap();
+                    client.exchange().unwrap();
+                    client
+                };
+                assert_eq!(connect(SocketAddr::new(to, APP)).seen_as.ip(), from);
                 // What is not the first address is captured as well.
-                let options = weir_tests::app::Connect { from, ..Default::default() };
                 f.node.ztunnel.log().clear();
-                let mut client =
-                    Client::connect_with(&f.pod, f.node.world.outside.addr(ip.is_ipv6(), WEB), options)
-                        .unwrap();
-                client.exchange().unwrap();
+                connect(f.node.world.outside.addr(ip.is_ipv6(), WEB));
                 assert_eq!(f.node.ztunnel.log().accepted().len(), 1);
             }
         }

@@ -275,7 +275,7 @@ fn every_case_is_documented() {
 #[test]
 fn fast_open_is_refused_at_once_without_ztunnel() {
     let f = Fixture::new();
-    f.node.ztunnel.remove(MeshNode::owner(&f.pod).uid.as_str());
+    f.node.lose_ztunnel(&f.pod).unwrap();
     for v6 in [false, true] {
         let began = Instant::now();
         let error = fast_open(&f.pod, f.web(v6)).and_then(Client::over).unwrap_err();

@@ -95,9 +95,8 @@ fn without_ztunnel_connections_are_refused_at_once() {
     let f = Fixture::new();
     let outside = &f.node.world.outside;
     f.node.capture(&f.pod).unwrap();
-    let uid = MeshNode::owner(&f.pod).uid;
     for round in 0..3 {
-        f.node.ztunnel.remove(uid.as_str());
+        f.node.lose_ztunnel(&f.pod).unwrap();
         for v6 in [false, true] {
             for (what, result) in [
                 ("outbound", refused(|| Client::connect(&f.pod, outside.addr(v6, WEB)))),

@@ -1,6 +1,6 @@
 //! What `weir agent` can be told on the command line and by its environment. Both are laid over the file.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::Result;
 use clap::Args;
@@ -76,6 +76,12 @@ pub struct AgentArgs {
     /// How often every enrolled pod is looked at.
     #[arg(long, env = "WEIR_VERIFY_INTERVAL", default_value = "10s", value_name = "TIME")]
     verify_interval: String,
+    /// Where metrics are served.
+    #[arg(long, env = "WEIR_METRICS_ADDR", default_value = "[::]:15014", value_name = "ADDRESS:PORT")]
+    pub(super) metrics_addr: SocketAddr,
+    /// Where `/healthz` and `/readyz` are served.
+    #[arg(long, env = "WEIR_HEALTH_ADDR", default_value = "[::]:8000", value_name = "ADDRESS:PORT")]
+    pub(super) health_addr: SocketAddr,
     /// Logs as JSON.
     #[arg(long, env = "WEIR_LOG_JSON")]
     pub log_json: bool,

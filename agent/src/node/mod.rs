@@ -23,6 +23,7 @@ use tracing::info;
 use tracked::Tracked;
 
 use crate::{
+    admin::{Admin, Sources},
     cache::{members::Members, pods::Pods},
     cni::{self, handed::Handed, requests::Requests},
     domain::{config::AgentConfig, overrides::Defaults},
@@ -59,6 +60,7 @@ pub fn run(args: AgentArgs) -> Result<()> {
 async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
     let members = Members::new(args.nack_backoff());
     let server = Server::bind(args.zds(), members.clone())?;
+    let admin = Admin::bind(args.metrics_addr, args.health_addr).await?;
     let plugins = cni::server::Server::bind(&args.cni_socket)?;
     let client = client::connect(args.kubeconfig.as_deref()).await?;
     let (notices, told) = mpsc::channel(NOTICES);
@@ -93,6 +95,13 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
     .with_notices(notices);
     let handle = reconciler.handle();
     let pinned = redirector.clone();
+    tokio::spawn(admin.run(Sources {
+        cache: cache.clone(),
+        members: members.clone(),
+        zds: server.counters(),
+        reconciler: handle.clone(),
+        bpffs: args.paths.bpffs.clone(),
+    }));
     let requests = Requests {
         cache,
         reconciler: handle.clone(),

@@ -234,7 +234,7 @@ impl Redirector {
         let (now, wanted) = (dir.config()?, captured(shape, overrides));
         let mut flags = now.flags.with(wanted.flags);
         let adopts = after.lacks_some_of(before);
-        if adopts {
+        if adopts || flags != wanted.flags {
             flags = flags.with(PodFlags::SWITCHING_ON);
         }
         dir.set_config(PodConfig { flags, ..wanted })?;

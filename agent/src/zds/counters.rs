@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+
 use crate::cache::members::Action;
 
 /// A count that only the code of this room adds to.
@@ -38,6 +40,16 @@ pub struct Results {
     pub lost: Count,
 }
 
+/// How long ztunnel took to answer, in seconds: from half a millisecond to the deadline.
+#[derive(Debug)]
+pub struct Latency(pub Histogram);
+
+impl Default for Latency {
+    fn default() -> Self {
+        Self(Histogram::new(exponential_buckets(0.0005, 2.0, 14)))
+    }
+}
+
 /// All counts of the server.
 #[derive(Debug, Default)]
 pub struct Counters {
@@ -57,6 +69,10 @@ pub struct Counters {
     pub snapshots: Count,
     /// Pods named in the last of them.
     pub last_snapshot_size: Count,
+    /// When it was completed, in seconds since the epoch.
+    pub last_snapshot_at: Count,
+    /// Time to every answer, good or bad.
+    pub answers: Latency,
     /// Add.
     pub add: Results,
     /// Keep.

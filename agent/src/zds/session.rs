@@ -5,7 +5,7 @@ use std::{
     convert::Infallible,
     io,
     os::fd::{AsFd, BorrowedFd},
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use nix::{
@@ -133,6 +133,8 @@ async fn follow(
                 if matches!(action, Action::SnapshotSent) {
                     counters.snapshots.add();
                     counters.last_snapshot_size.set(named);
+                    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                    counters.last_snapshot_at.set(now.as_secs());
                     info!(session = session.id(), pods = named, took = ?started.elapsed(), "snapshot sent");
                 }
                 named += 1;
@@ -184,7 +186,11 @@ impl Line {
         within: Duration,
         counters: &Counters,
     ) -> Result<Answer, SessionError> {
+        let began = Instant::now();
         let exchanged = timeout(within, self.exchange(action)).await.unwrap_or(Err(SessionError::NoAnswer));
+        if exchanged.is_ok() {
+            counters.answers.0.observe(began.elapsed().as_secs_f64());
+        }
         let results = counters.of(action);
         match &exchanged {
             Ok(Ok(())) => results.acked.add(),

@@ -164,7 +164,9 @@ impl Peer {
         let file = File::open("/dev/null").unwrap();
         let control = [ControlMessage::ScmRights(&[file.as_raw_fd(); 3])];
         let iov = [std::io::IoSlice::new(packet)];
-        sendmsg::<()>(self.socket.as_raw_fd(), &iov, &control, MsgFlags::empty(), None).unwrap();
+        // The server may have closed already.
+        let flags = MsgFlags::MSG_NOSIGNAL;
+        let _ = sendmsg::<()>(self.socket.as_raw_fd(), &iov, &control, flags, None);
     }
 
     /// The next request and the descriptors that came with it; `None` when the server has closed.

@@ -34,8 +34,10 @@ const IDLE_NS: u64 = 10_000_000_000;
 
 /// Which end of the packet is rewritten.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
+pub enum End {
+    /// Where it comes from.
     Source,
+    /// Where it goes.
     Destination,
 }
 
@@ -178,8 +180,9 @@ fn checksum(transport: &Transport) -> (u32, u64) {
     }
 }
 
+/// Rewrites a port and the checksum that covers it.
 #[inline(always)]
-fn replace_port(packet: &Packet, transport: &Transport, end: End, old: u16, new: u16) {
+pub fn replace_port(packet: &Packet, transport: &Transport, end: End, old: u16, new: u16) {
     let (offset, flags) = checksum(transport);
     // SAFETY: the context pointer of a tc program, integer arguments.
     unsafe { bpf_l4_csum_replace(packet.skb(), offset, u64::from(old), u64::from(new), flags | 2) };

@@ -25,7 +25,9 @@ pub fn guard(packet: Packet) -> i32 {
         }
         Network::Transport(transport) => transport,
     };
-    let dns = transport.protocol == UDP && config.flags.has(PodFlags::DNS);
+    // While capture of DNS is being switched off its rule goes first: what then leaves may leave.
+    let captured = config.flags.has(PodFlags::DNS) && !config.flags.has(PodFlags::SWITCHING_ON);
+    let dns = transport.protocol == UDP && captured;
     if transport.protocol != TCP && !dns {
         return PASS;
     }

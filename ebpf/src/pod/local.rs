@@ -10,6 +10,7 @@ use weir_common::{Counter, Family, INSIDE_MARK, ListenerSlot, PodFlags, Tuple};
 use crate::{
     dns, listener, maps,
     packet::{DROP, Network, PASS, Packet, TCP, Transport, UDP},
+    shift,
 };
 
 /// BPF_TCP_LISTEN.
@@ -24,7 +25,8 @@ pub fn local(packet: Packet) -> i32 {
     }
     let flags = maps::config().map_or(PodFlags::default(), |config| config.flags);
     let switching_on = flags.has(PodFlags::SWITCHING_ON);
-    if packet.is_plain_segment(true) && (marked || !switching_on) {
+    let shifting = maps::is_shifting();
+    if packet.is_plain_segment(true) && (marked || !switching_on) && !shifting {
         return PASS;
     }
     let Network::Transport(transport) = packet.network_header() else { return PASS };
@@ -40,8 +42,12 @@ pub fn local(packet: Packet) -> i32 {
     if transport.protocol != TCP {
         return PASS;
     }
-    match (packet.is_syn(&transport), marked) {
-        (true, true) => from_ztunnel(&transport, &tuple),
+    let syn = packet.is_syn(&transport);
+    if shifting && !(syn && marked) {
+        shift::apply(&packet, &transport, &tuple, marked);
+    }
+    match (syn, marked) {
+        (true, true) => from_ztunnel(&packet, &transport, &tuple),
         (true, false) => from_app(&packet, &transport, &tuple, flags),
         (false, false) if switching_on => not_adopted_yet(&packet, &transport, &tuple),
         (false, _) => PASS,
@@ -50,12 +56,19 @@ pub fn local(packet: Packet) -> i32 {
 
 /// A connection of ztunnel to the app, with the client's address: steer must let it through.
 #[inline(always)]
-fn from_ztunnel(transport: &Transport, tuple: &Tuple) -> i32 {
-    if tuple.destination.is_loopback() || maps::inside_insert(tuple) {
+fn from_ztunnel(packet: &Packet, transport: &Transport, tuple: &Tuple) -> i32 {
+    if tuple.destination.is_loopback() {
         return PASS;
     }
-    maps::count(Counter::InsideFull, transport.family);
-    DROP
+    if !maps::inside_insert(tuple) {
+        maps::count(Counter::InsideFull, transport.family);
+        return DROP;
+    }
+    if !shift::make_unique(packet, transport, tuple) {
+        maps::count(Counter::RefusedIn, transport.family);
+        answer_with_reset(packet, transport, tuple);
+    }
+    PASS
 }
 
 /// A connection of the app.
@@ -115,24 +128,7 @@ fn has_connection(packet: &Packet, family: Family, tuple: &Tuple) -> bool {
     // SAFETY: bpf_sock_tuple is a union of plain integers; the reference is released.
     unsafe {
         let mut key: bpf_sock_tuple = core::mem::zeroed();
-        let length = match family {
-            Family::V4 => {
-                let v4 = &mut key.__bindgen_anon_1.ipv4;
-                v4.saddr = tuple.source.last_word();
-                v4.daddr = tuple.destination.last_word();
-                v4.sport = tuple.source_port;
-                v4.dport = tuple.destination_port;
-                12
-            }
-            Family::V6 => {
-                let v6 = &mut key.__bindgen_anon_1.ipv6;
-                v6.saddr = tuple.source.0;
-                v6.daddr = tuple.destination.0;
-                v6.sport = tuple.source_port;
-                v6.dport = tuple.destination_port;
-                36
-            }
-        };
+        let length = shift::key_of(&mut key, family, tuple);
         let netns = i64::from(BPF_F_CURRENT_NETNS) as u64;
         let socket = bpf_skc_lookup_tcp(packet.skb().cast(), &raw mut key, length, netns, 0);
         if socket.is_null() {

@@ -17,6 +17,7 @@ mod maps;
 mod packet;
 #[path = "../probes.rs"]
 mod probes;
+mod shift;
 mod steer;
 
 use aya_ebpf::bindings::{__sk_buff, bpf_sk_lookup};

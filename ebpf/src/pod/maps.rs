@@ -51,6 +51,14 @@ static CIDRS: LpmTrie<Addr, u8> = LpmTrie::with_max_entries(256, BPF_F_NO_PREALL
 #[map]
 pub static DNS_SLOTS: HashMap<DnsSlotKey, DnsSlot> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
+/// connections of ztunnel that have another source port on `lo`: each direction's tuple and the port it gets.
+#[map]
+static SHIFTED: LruHashMap<Tuple, u64> = LruHashMap::with_max_entries(512, 0);
+
+/// whether there ever was one: until then no segment is looked up.
+#[map]
+static SHIFTING: Array<u32> = Array::with_max_entries(1, 0);
+
 /// The pod's switches. The entry of an array always exists; the verifier wants the branch all the same.
 #[inline(always)]
 pub fn config() -> Option<&'static PodConfig> {
@@ -123,6 +131,36 @@ pub fn inside_remove(tuple: &Tuple) -> bool {
 #[inline(always)]
 pub fn dns_slot_claim(key: &DnsSlotKey, slot: &DnsSlot) -> bool {
     DNS_SLOTS.insert(key, slot, u64::from(BPF_NOEXIST)).is_ok()
+}
+
+/// Whether any connection was ever given another port.
+#[inline(always)]
+pub fn is_shifting() -> bool {
+    SHIFTING.get(0).is_some_and(|shifting| *shifting != 0)
+}
+
+/// The port that packets with this tuple get, if any; network order.
+#[inline(always)]
+pub fn shifted(tuple: &Tuple) -> Option<u16> {
+    let port = SHIFTED.get_ptr(tuple)?;
+    // SAFETY: a live map value; a torn read is impossible on an aligned u64.
+    Some(unsafe { *port } as u16)
+}
+
+/// Notes that a connection of ztunnel has the port that its way `back` leads to.
+#[inline(always)]
+pub fn shift_insert(tuple: &Tuple, back: &Tuple) -> bool {
+    let Some(shifting) = SHIFTING.get_ptr_mut(0) else { return false };
+    // SAFETY: a live map value, one aligned word.
+    unsafe { *shifting = 1 };
+    SHIFTED.insert(back, u64::from(tuple.source_port), 0).is_ok()
+        && SHIFTED.insert(tuple, u64::from(back.destination_port), 0).is_ok()
+}
+
+/// Forgets what an earlier connection of the tuple had. Its way back runs out of use by itself.
+#[inline(always)]
+pub fn shift_remove(tuple: &Tuple) {
+    let _ = SHIFTED.remove(tuple);
 }
 
 /// Notes one more query; false when the slot is being given to another flow.

@@ -22,7 +22,7 @@ const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const DESTINATION_OPTIONS: u8 = 60;
-/// Extension headers that are looked through. A longer chain is not understood: guard drops it.
+/// A chain of so many extension headers is not understood: guard drops it.
 const MAX_EXTENSIONS: u32 = 6;
 
 /// TCP flags.

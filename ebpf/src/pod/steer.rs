@@ -85,14 +85,16 @@ fn decide(ctx: *mut bpf_sk_lookup, tuple: &Tuple) -> Decision {
     if tuple.source == tuple.destination {
         return Decision::PassAs(Counter::SelfCall);
     }
+    // SAFETY: the context pointer of an sk_lookup program.
+    let ifindex = unsafe { (*ctx).ingress_ifindex };
     if maps::inside_has(tuple) {
-        return Decision::PassAs(Counter::Inside);
+        // By `lo` it is a question of `local`: the pod's addresses are seen on the interface that has them.
+        let asked = ifindex == LOOPBACK_IFINDEX;
+        return if asked { Decision::Pass } else { Decision::PassAs(Counter::Inside) };
     }
     if PROBES.get_ptr(tuple).is_some() {
         return Decision::PassAs(Counter::Probe);
     }
-    // SAFETY: the context pointer of an sk_lookup program.
-    let ifindex = unsafe { (*ctx).ingress_ifindex };
     let from_own = maps::is_own(&tuple.source);
     if from_own && maps::is_own(&tuple.destination) {
         return Decision::PassAs(Counter::SelfCall);
