@@ -1,12 +1,16 @@
 //! A whole chain of plugins (Debian's ptp, host-local and portmap, then ours), driven as a runtime drives it.
 #![cfg(feature = "root")]
 
-use std::{path::PathBuf, process::Stdio, time::Duration};
+use std::{
+    path::PathBuf,
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 use weir_tests::{
     app::App,
-    cluster::{Cluster, ZDS_SOCKET, gear, weir_cni},
+    cluster::{Cluster, ZDS_SOCKET, gear, weir, weir_cni},
     cni::{Outcome, Sandbox},
     world::{Child, PIN_ROOT},
     ztunnel::{Options, Ztunnel},
@@ -16,25 +20,51 @@ const APP: u16 = 8080;
 const DEBIAN: &str = "/usr/lib/cni";
 const LEASES: &str = "/run/cni-leases";
 
-/// As in a conflist, ours last.
-fn plugins() -> [Value; 3] {
-    [
-        json!({
+const BINARIES: &str = "/run/cni-bin";
+const CONFIGURATIONS: &str = "/run/net.d";
+
+/// The node's network as it was, and `weir install` over it. Returns the plugins, ours last.
+fn install() -> Vec<Value> {
+    let list = json!({ "cniVersion": "1.0.0", "name": "chain", "plugins": [
+        {
             "type": "ptp",
             "ipam": {
                 "type": "host-local", "dataDir": LEASES,
                 "ranges": [[{ "subnet": "10.90.0.0/24" }], [{ "subnet": "fd90::/64" }]],
                 "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }],
             },
-        }),
-        json!({ "type": "portmap", "capabilities": { "portMappings": true } }),
-        json!({ "type": "weir-cni" }),
-    ]
+        },
+        { "type": "portmap", "capabilities": { "portMappings": true } },
+    ] });
+    for dir in [BINARIES, CONFIGURATIONS] {
+        std::fs::create_dir_all(dir).unwrap();
+    }
+    let file = format!("{CONFIGURATIONS}/10-chain.conflist");
+    std::fs::write(&file, list.to_string()).unwrap();
+    let plugin = weir_cni().unwrap();
+    for said in ["installed in", "already in"] {
+        let flags = [
+            "install",
+            "--cni-bin-dir",
+            BINARIES,
+            "--cni-conf-dir",
+            CONFIGURATIONS,
+            "--log-file",
+            "/run/log",
+        ];
+        let output = Command::new(weir().unwrap()).args(flags).arg("--plugin").arg(&plugin).output().unwrap();
+        assert!(String::from_utf8_lossy(&output.stdout).starts_with(said), "{output:?}");
+    }
+    let list: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let plugins = list["plugins"].as_array().unwrap().clone();
+    let types: Vec<_> = plugins.iter().map(|plugin| plugin["type"].as_str().unwrap()).collect();
+    assert_eq!(types, ["ptp", "portmap", "weir-cni"]);
+    plugins
 }
 
 fn program(plugin: &Value) -> PathBuf {
     match plugin["type"].as_str().unwrap() {
-        "weir-cni" => weir_cni().unwrap(),
+        "weir-cni" => PathBuf::from(BINARIES).join("weir-cni"),
         name => PathBuf::from(DEBIAN).join(name),
     }
 }
@@ -58,8 +88,8 @@ fn call(cluster: &Cluster, sandbox: &Sandbox, verb: &str, plugin: &Value, previo
 }
 
 /// Stops at the first error, as a runtime does.
-fn add(cluster: &Cluster, sandbox: &Sandbox) -> Result<Value, String> {
-    plugins().iter().try_fold(Value::Null, |previous, plugin| {
+fn add(cluster: &Cluster, sandbox: &Sandbox, plugins: &[Value]) -> Result<Value, String> {
+    plugins.iter().try_fold(Value::Null, |previous, plugin| {
         let outcome = call(cluster, sandbox, "ADD", plugin, &previous);
         if outcome.success {
             Ok(outcome.stdout)
@@ -69,8 +99,8 @@ fn add(cluster: &Cluster, sandbox: &Sandbox) -> Result<Value, String> {
     })
 }
 
-fn del(cluster: &Cluster, sandbox: &Sandbox, result: &Value) {
-    for plugin in plugins().iter().rev() {
+fn del(cluster: &Cluster, sandbox: &Sandbox, plugins: &[Value], result: &Value) {
+    for plugin in plugins.iter().rev() {
         let outcome = call(cluster, sandbox, "DEL", plugin, result);
         assert!(outcome.success, "{}: {}", plugin["type"], outcome.error());
     }
@@ -95,6 +125,7 @@ fn a_real_chain() {
     c.wait("the agent listens", || std::path::Path::new("/run/weir/cni.sock").exists()).unwrap();
     let ztunnel = Ztunnel::start(Options { zds: Some(ZDS_SOCKET.into()), ..Options::default() }).unwrap();
     assert!(ztunnel.wait_ready(Duration::from_secs(10)));
+    let plugins = install();
     let pins = || count(&format!("{PIN_ROOT}/v1/pods"));
     let leases = || count(&format!("{LEASES}/chain"));
 
@@ -103,11 +134,12 @@ fn a_real_chain() {
         let legacy = c.bare_sandbox("legacy", &format!("out{round}")).unwrap();
         let mut results = Vec::new();
         for (sandbox, captured) in [(&shop, 1), (&legacy, 0)] {
-            let result = add(&c, sandbox).unwrap_or_else(|error| panic!("{error}\n{}", c.agent_log()));
+            let result =
+                add(&c, sandbox, &plugins).unwrap_or_else(|error| panic!("{error}\n{}", c.agent_log()));
             assert_eq!(result["ips"].as_array().unwrap().len(), 2, "{result}");
             for v6 in [false, true] {
                 let before = ztunnel.log().counts().outbound;
-                let mut command = std::process::Command::new(gear().unwrap());
+                let mut command = Command::new(gear().unwrap());
                 let to = c.world.outside.addr(v6, APP).to_string();
                 command.args(["probe", &to]).stdin(Stdio::null()).stdout(Stdio::null());
                 let mut process = Child::start_in(&sandbox.host, &mut command).unwrap();
@@ -118,15 +150,22 @@ fn a_real_chain() {
         }
         assert_eq!((pins(), leases()), (1, 4));
         for (sandbox, result) in [&shop, &legacy].into_iter().zip(&results) {
-            del(&c, sandbox, result);
+            del(&c, sandbox, &plugins, result);
         }
         c.wait("all is released", || (pins(), leases()) == (0, 0)).unwrap();
     }
     // Ours fails: the runtime takes the whole chain back.
     ztunnel.kill();
     let shop = c.bare_sandbox("shop", "late").unwrap();
-    let error = add(&c, &shop).unwrap_err();
+    let error = add(&c, &shop, &plugins).unwrap_err();
     assert!(error.starts_with("\"weir-cni\"") && error.contains("no_ztunnel"), "{error}");
-    del(&c, &shop, &Value::Null);
+    del(&c, &shop, &plugins, &Value::Null);
     c.wait("all is released", || (pins(), leases()) == (0, 0)).unwrap();
+
+    let flags = ["uninstall", "--cni-bin-dir", BINARIES, "--cni-conf-dir", CONFIGURATIONS];
+    assert!(Command::new(weir().unwrap()).args(flags).status().unwrap().success());
+    assert!(!PathBuf::from(BINARIES).join("weir-cni").exists());
+    assert!(
+        !std::fs::read_to_string(format!("{CONFIGURATIONS}/10-chain.conflist")).unwrap().contains("weir-cni")
+    );
 }

@@ -10,15 +10,11 @@ use weir_agent::{
 fn main() -> ExitCode {
     let outcome = panic::catch_unwind(plugin::run)
         .unwrap_or_else(|_| Err(CniError::new(code::INTERNAL, "weir: the plugin panicked")));
-    match outcome {
-        Ok(None) => ExitCode::SUCCESS,
-        Ok(Some(result)) => {
-            println!("{result}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            println!("{}", serde_json::to_string(&error).unwrap_or_default());
-            ExitCode::FAILURE
-        }
-    }
+    let (printed, status) = match &outcome {
+        Ok(None) => return ExitCode::SUCCESS,
+        Ok(Some(result)) => (serde_json::to_string(result), ExitCode::SUCCESS),
+        Err(error) => (serde_json::to_string(error), ExitCode::FAILURE),
+    };
+    println!("{}", printed.unwrap_or_default());
+    status
 }

@@ -38,8 +38,8 @@ pub struct Index {
 enum Sandbox {
     /// It has been made. `stand_in`: the addresses stand in for those that the kubelet has not posted.
     Made { ips: Vec<IpAddr>, stand_in: bool },
-    /// It has been removed: until there is another, there is nothing to enrol.
-    Gone,
+    /// It has been removed, and had these addresses: until there is another, there is nothing to enrol.
+    Gone { ips: Vec<IpAddr> },
 }
 
 /// A namespace is kept while it has labels or pods here.
@@ -58,7 +58,7 @@ impl Index {
 
     /// The pod of this UID; one whose sandbox is gone is none.
     pub fn get(&self, uid: &PodUid) -> Option<&Entry> {
-        self.pods.get(uid).filter(|_| !matches!(self.sandboxes.get(uid), Some(Sandbox::Gone)))
+        self.pods.get(uid).filter(|_| !matches!(self.sandboxes.get(uid), Some(Sandbox::Gone { .. })))
     }
 
     /// The pod of this UID, whatever the runtime has said.
@@ -90,22 +90,23 @@ impl Index {
         let stand_in = matches!(self.sandboxes.get(uid), Some(Sandbox::Made { stand_in: true, .. }));
         let before = self.sandboxes.insert(uid.clone(), Sandbox::Made { ips: ips.to_vec(), stand_in });
         let changed = self.overlay_again(uid);
-        if matches!(before, Some(Sandbox::Gone)) { vec![uid.clone()] } else { changed }
+        if matches!(before, Some(Sandbox::Gone { .. })) { vec![uid.clone()] } else { changed }
     }
 
     /// The runtime has removed it.
     pub fn sandbox_gone(&mut self, uid: &PodUid) -> Vec<PodUid> {
-        if !self.pods.contains_key(uid) {
-            return Vec::new();
-        }
-        let before = self.sandboxes.insert(uid.clone(), Sandbox::Gone);
-        if let Some(Sandbox::Made { stand_in: true, .. }) = before
-            && let Some(entry) = self.pods.get_mut(uid)
-        {
+        let Some(entry) = self.pods.get_mut(uid) else { return Vec::new() };
+        let (ips, stand_in) = match self.sandboxes.remove(uid) {
+            Some(Sandbox::Made { ips, stand_in }) => (ips, stand_in),
+            Some(Sandbox::Gone { ips }) => (ips, false),
+            None => (entry.pod.ips.clone(), false),
+        };
+        if stand_in {
             // They were that sandbox's.
             Arc::make_mut(&mut entry.pod).ips.clear();
             self.decide(uid);
         }
+        self.sandboxes.insert(uid.clone(), Sandbox::Gone { ips });
         vec![uid.clone()]
     }
 
@@ -138,11 +139,18 @@ impl Index {
     pub fn apply_pod(&mut self, mut pod: Pod) -> Vec<PodUid> {
         let mut changed = Vec::new();
         let uid = pod.uid.clone();
-        if let Some(Sandbox::Made { ips, stand_in }) = self.sandboxes.get_mut(&uid) {
-            *stand_in = pod.ips.is_empty();
-            if *stand_in {
-                pod.ips.clone_from(ips);
+        match self.sandboxes.get_mut(&uid) {
+            Some(Sandbox::Made { ips, stand_in }) => {
+                *stand_in = pod.ips.is_empty();
+                if *stand_in {
+                    pod.ips.clone_from(ips);
+                }
             }
+            // It has another sandbox by now, of which no runtime has told us.
+            Some(Sandbox::Gone { ips }) if pod.ips.iter().any(|ip| !ips.contains(ip)) => {
+                self.sandboxes.remove(&uid);
+            }
+            _ => {}
         }
         let namespace = self.namespaces.entry(pod.info.namespace.clone()).or_default();
         let before = namespace.pods.insert(pod.info.name.clone(), uid.clone());

@@ -186,6 +186,15 @@ fn without_its_sandbox_a_pod_is_none_until_it_has_another() {
     assert!(it.get(&uid).is_none());
     assert_eq!(it.sandbox_made(&uid, &ips), uids(&["u"]));
     assert_eq!(decision(&it, "u"), Some(Decision::Enrol));
+    // Posted late, the addresses of the one that is gone; then those of one that we were not told of.
+    it.sandbox_gone(&uid);
+    it.apply_pod(Pod { ips: ips.to_vec(), ..pod("u", "ns", "a") });
+    assert!(it.get(&uid).is_none());
+    assert_eq!(
+        it.apply_pod(Pod { ips: vec!["10.0.0.9".parse().unwrap()], ..pod("u", "ns", "a") }),
+        uids(&["u"])
+    );
+    assert_eq!(decision(&it, "u"), Some(Decision::Enrol));
     // The pod's end ends that too: nothing of it is kept.
     it.sandbox_gone(&uid);
     it.delete_pod(&uid);

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod install;
 mod redirect;
 mod status;
 
@@ -30,6 +31,10 @@ enum Command {
     Agent(Box<crate::node::AgentArgs>),
     /// The data path of one namespace by hand, without Kubernetes.
     Redirect(redirect::RedirectArgs),
+    /// Puts the CNI plugin on this node: the program, and its entry in the network configuration.
+    Install(install::InstallArgs),
+    /// Takes it away again.
+    Uninstall(install::PlacesArgs),
     /// The pods of this node, from what is pinned; needs no agent.
     Status(status::StatusArgs),
 }
@@ -61,6 +66,8 @@ pub fn run() -> ExitCode {
     let (command, result) = match cli.command {
         Command::Agent(args) => ("agent", crate::node::run(*args)),
         Command::Redirect(args) => ("redirect", redirect::run(&args)),
+        Command::Install(args) => ("install", install::run(&args)),
+        Command::Uninstall(args) => ("uninstall", install::undo(&args)),
         Command::Status(args) => ("status", status::run(&args)),
     };
     match result {

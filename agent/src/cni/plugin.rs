@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 
 use crate::domain::cni::{
     Answer, Attachment, CniError, Decisions, Environment, MAX_MESSAGE, NetworkConfig, PodId, Request,
-    RequestVerb, VERSIONS, Verb, Verdict, code,
+    RequestVerb, VERSIONS, Verb, Verdict, code, ordered::Json,
 };
 
 /// How long the agent may take; it gives up half a second earlier.
@@ -38,7 +38,7 @@ const MAX_LOG: u64 = 4 << 20;
 ///
 /// # Errors
 /// What belongs there instead.
-pub fn run() -> Result<Option<Value>, CniError> {
+pub fn run() -> Result<Option<Json>, CniError> {
     let environment = Environment::read(|name| std::env::var(name).ok())?;
     let mut stdin = String::new();
     std::io::stdin().take(MAX_STDIN).read_to_string(&mut stdin).map_err(|error| {
@@ -61,10 +61,10 @@ pub fn run() -> Result<Option<Value>, CniError> {
 }
 
 /// Told whatever the configuration looks like.
-fn version(stdin: &str) -> Value {
+fn version(stdin: &str) -> Json {
     let asked: Value = serde_json::from_str(stdin).unwrap_or_default();
     let spoken = asked["cniVersion"].as_str().unwrap_or("1.1.0");
-    json!({ "cniVersion": spoken, "supportedVersions": VERSIONS })
+    json!({ "cniVersion": spoken, "supportedVersions": VERSIONS }).into()
 }
 
 /// Why there is no answer.
@@ -81,7 +81,7 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    fn make(&self) -> Result<Option<Value>, CniError> {
+    fn make(&self) -> Result<Option<Json>, CniError> {
         match self.environment.verb {
             Verb::Add => self.add().map(|()| Some(self.config.result())),
             Verb::Check => self.check().map(|()| None),

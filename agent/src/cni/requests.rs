@@ -1,11 +1,14 @@
 //! What the agent does with the plugin's requests.
 
-use std::{future::Future, net::IpAddr, os::fd::OwnedFd, sync::Arc, time::Duration};
+use std::{net::IpAddr, os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::debug;
 
-use super::handed::Handed;
+use super::{
+    find::{self, Lookup},
+    handed::Handed,
+};
 use crate::{
     cache::{index::Entry, members::Members, pods::Pods},
     domain::{
@@ -13,7 +16,7 @@ use crate::{
         eligibility::Decision,
         enrolment::{State, Step},
         reason::Reason,
-        workload::{Pod, PodUid},
+        workload::PodUid,
     },
     netns::{Netns, interfaces},
     reconcile::Handle,
@@ -21,24 +24,10 @@ use crate::{
 
 /// Until then an ADD has its answer: before the plugin gives up, which would be the less telling error.
 const ADD_PATIENCE: Duration = Duration::from_millis(4500);
-/// How long the watch may take to bring a pod, before the API server is asked for it.
-const WATCH_PATIENCE: Duration = Duration::from_millis(500);
 /// How long the cache may take to be complete, before the plugin is left to decide by itself.
 const SYNC_PATIENCE: Duration = Duration::from_secs(1);
 /// How often a decision that may change is looked at.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-
-/// Asks the API server for one pod.
-pub trait Lookup: Send + Sync + 'static {
-    /// The pod of this name; `None` when there is none.
-    fn pod(&self, namespace: &str, name: &str) -> impl Future<Output = Result<Option<Pod>, String>> + Send;
-}
-
-impl Lookup for crate::kube::lookup::Lookup {
-    async fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, String> {
-        Self::pod(self, namespace, name).await
-    }
-}
 
 /// Whose namespace this is, by what is pinned.
 pub type OwnerOf = Arc<dyn Fn(u64) -> Option<PodUid> + Send + Sync>;
@@ -112,42 +101,12 @@ impl<L: Lookup> Requests<L> {
         }
     }
 
-    /// The pod, once the watch or the API server has it.
     async fn find(&self, pod: &PodId, deadline: Instant) -> Result<Entry, Answer> {
-        let changes = self.cache.subscribe();
-        let patience = Instant::now() + WATCH_PATIENCE;
-        loop {
-            if let Some(entry) = self.known(pod) {
-                return Ok(entry);
-            }
-            if timeout_at(patience, changes.take()).await.is_err() {
-                break;
-            }
-        }
-        let failed = |detail: String| Answer::Failed { step: "find".into(), reason: Reason::Deleted, detail };
-        let asked = timeout_at(deadline, self.lookup.pod(&pod.namespace, &pod.name)).await;
-        match asked.unwrap_or_else(|_| Err("no answer in time".into())) {
-            Ok(Some(found)) => self.cache.apply_pod(found),
-            Ok(None) => return Err(failed("the API server has no such pod".into())),
-            Err(error) => return Err(failed(format!("asking the API server for the pod: {error}"))),
-        }
-        let Some(entry) = self.known(pod) else {
-            return Err(failed("the API server has a pod of this name with another UID".into()));
-        };
-        // Had it been deleted between the answer and our taking it in, no watch would ever tell of it again.
-        if let Ok(Ok(None)) = timeout_at(deadline, self.lookup.pod(&pod.namespace, &pod.name)).await {
-            self.cache.delete_pod(&entry.pod.uid);
-            return Err(failed("the pod has just been deleted".into()));
-        }
-        Ok(entry)
-    }
-
-    fn known(&self, pod: &PodId) -> Option<Entry> {
-        // A static pod is known to the kubelet by a hash, and to the API server by another UID. Runtimes of old tell
-        // no UID at all.
-        let by_name_alone = pod.uid.is_empty() || !pod.uid.contains('-');
-        let found = self.cache.named(&pod.namespace, &pod.name)?;
-        (by_name_alone || found.pod.uid.as_str() == pod.uid).then_some(found)
+        find::find(&self.cache, &self.lookup, pod, deadline).await.map_err(|detail| Answer::Failed {
+            step: "find".into(),
+            reason: Reason::Deleted,
+            detail,
+        })
     }
 
     fn decision(&self, uid: &PodUid) -> Option<Decision> {
@@ -249,7 +208,7 @@ impl<L: Lookup> Requests<L> {
     }
 
     fn check(&self, pod: &PodId) -> Answer {
-        let Some(entry) = self.known(pod) else {
+        let Some(entry) = find::known(&self.cache, pod) else {
             return Answer::Unready { detail: "the pod is not known".into() };
         };
         let uid = &entry.pod.uid;

@@ -18,7 +18,7 @@ use tokio::{
 use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener, ancillary::OwnedAncillaryMessage};
 use tracing::{debug, info, warn};
 
-use super::requests::{Lookup, Requests};
+use super::{find::Lookup, requests::Requests};
 use crate::{
     domain::cni::{Answer, MAX_MESSAGE, Request, RequestVerb},
     listen::{self, BindError, SocketFile},

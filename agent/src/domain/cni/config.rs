@@ -3,9 +3,9 @@
 use std::{collections::BTreeSet, net::IpAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::{Attachment, CniError, LATEST, PodArgs, VERSIONS, code};
+use super::{Attachment, CniError, LATEST, PodArgs, VERSIONS, code, ordered::Json};
 
 /// Our entry of the list, as the runtime hands it over. Keys of others are left alone.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -18,7 +18,7 @@ pub struct NetworkConfig {
     #[serde(default)]
     pub name: String,
     /// What the plugins before us made.
-    pub prev_result: Option<Value>,
+    pub prev_result: Option<Json>,
     /// GC: all attachments of this network that there are.
     #[serde(rename = "cni.dev/valid-attachments", default)]
     pub valid_attachments: Vec<Attachment>,
@@ -95,7 +95,7 @@ impl NetworkConfig {
             let msg = format!("weir: CNI version {:?} is not known, up to {LATEST} is", config.cni_version);
             return Err(CniError::new(code::INCOMPATIBLE_VERSION, msg));
         }
-        if config.prev_result.as_ref().is_some_and(|result| !result.is_object()) {
+        if config.prev_result.as_ref().is_some_and(|result| !matches!(result, Json::Object(_))) {
             let error = CniError::new(code::INVALID_CONFIG, "weir: prevResult is no object");
             return Err(CniError { cni_version: config.cni_version, ..error });
         }
@@ -103,8 +103,9 @@ impl NetworkConfig {
     }
 
     /// What ADD prints: the result of those before us, unchanged.
-    pub fn result(&self) -> Value {
-        self.prev_result.clone().unwrap_or_else(|| json!({ "cniVersion": self.cni_version }))
+    pub fn result(&self) -> Json {
+        let empty = || Json::Object(vec![("cniVersion".into(), Json::text(&self.cni_version))]);
+        self.prev_result.clone().unwrap_or_else(empty)
     }
 
     /// Why a pod passes without anybody being asked, if it does.
@@ -123,7 +124,7 @@ impl NetworkConfig {
 
     /// The container's addresses, in every form a result has had. Those of interfaces on the host's side are not.
     pub fn addresses(&self) -> Vec<IpAddr> {
-        let Some(result) = &self.prev_result else { return Vec::new() };
+        let Ok(result) = serde_json::to_value(&self.prev_result) else { return Vec::new() };
         let interfaces = result["interfaces"].as_array();
         let inside = |ip: &Value| {
             let index = ip["interface"].as_u64().and_then(|index| usize::try_from(index).ok());
@@ -142,6 +143,8 @@ impl NetworkConfig {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn read(config: &Value) -> NetworkConfig {
@@ -197,9 +200,14 @@ mod tests {
         ] {
             let it = read(&json!({ "cniVersion": "1.0.0", "prevResult": result }));
             assert_eq!(it.addresses(), addresses, "{result}");
-            assert_eq!(it.result(), result);
+            assert_eq!(serde_json::to_value(it.result()).unwrap(), result);
         }
-        assert_eq!(read(&json!({ "cniVersion": "0.4.0" })).result(), json!({ "cniVersion": "0.4.0" }));
+        // In the order the keys came in.
+        let text = r#"{"z":[],"cniVersion":"1.0.0","a":1}"#;
+        let it = NetworkConfig::read(&format!(r#"{{"cniVersion":"1.0.0","prevResult":{text}}}"#)).unwrap();
+        assert_eq!(serde_json::to_string(&it.result()).unwrap(), text);
+        let none = read(&json!({ "cniVersion": "0.4.0" })).result();
+        assert_eq!(serde_json::to_string(&none).unwrap(), r#"{"cniVersion":"0.4.0"}"#);
     }
 
     #[test]

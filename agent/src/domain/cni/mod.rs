@@ -2,9 +2,11 @@
 //! alone. Of the specification (1.1 and older) only what weir needs.
 
 mod config;
+pub mod conflist;
 mod decisions;
 mod environment;
 mod message;
+pub mod ordered;
 
 pub use config::{AgentDown, NetworkConfig};
 pub use decisions::{Decisions, PodId, Verdict};
