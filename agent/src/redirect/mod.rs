@@ -20,9 +20,11 @@ mod shape;
 mod sysctls;
 
 use std::{
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fs,
     os::fd::AsFd,
     path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -67,6 +69,8 @@ pub struct Redirector {
     settings: Settings,
     node: NodeObjects,
     programs: PodPrograms,
+    /// Whose the pinned namespaces are, as far as read: see [`Redirector::cookies`].
+    owners: Mutex<BTreeMap<u64, PodUid>>,
 }
 
 /// ztunnel's listeners that are missing in a namespace, in words.
@@ -113,7 +117,7 @@ impl Redirector {
         }
         let node = NodeObjects::load(objects, &layout.join("node"))?;
         let programs = PodPrograms::new(objects, &node.probes());
-        Ok(Self { settings, node, programs })
+        Ok(Self { settings, node, programs, owners: Mutex::default() })
     }
 
     /// Exempts the connections of the kubelet: those its cgroup opens from now on in the host's namespace.
@@ -184,7 +188,9 @@ impl Redirector {
         netns.enter(|| filters::attach(shape, new))??;
         let dir = self.dir(netns.cookie());
         dir.remove()?;
-        fs::rename(new.path(), dir.path()).map_err(directory(dir.path()))
+        fs::rename(new.path(), dir.path()).map_err(directory(dir.path()))?;
+        self.owners().insert(netns.cookie(), owner.uid.clone());
+        Ok(())
     }
 
     /// Puts back what can be lost while programs, maps and link are there.
@@ -299,18 +305,19 @@ impl Redirector {
     /// What is not as it must be, in words; empty when all is right.
     pub fn verify(&self, netns: &Netns, overrides: &Overrides) -> Result<Vec<String>, RedirectError> {
         let dir = self.dir(netns.cookie());
-        let shape = self.shape(netns)?;
         let mut missing = Vec::new();
-        if !dir.has_link() {
-            missing.push("steer's link".to_owned());
-        }
-        if dir.config()? != captured(&shape, overrides) {
-            missing.push("the pod's switches".to_owned());
-        }
-        if !dir.has_own(&shape.own())? {
-            missing.push("the pod's addresses".to_owned());
-        }
+        // One visit for all: this is done again and again for every pod.
         netns.enter(|| -> Result<(), RedirectError> {
+            let shape = Shape::of_current()?;
+            if !dir.has_link() {
+                missing.push("steer's link".to_owned());
+            }
+            if dir.config()? != captured(&shape, overrides) {
+                missing.push("the pod's switches".to_owned());
+            }
+            if !dir.has_own(&shape.own())? {
+                missing.push("the pod's addresses".to_owned());
+            }
             missing.extend(filters::missing(&shape, &dir)?);
             missing.extend(routing::missing(&shape, overrides)?);
             missing.extend(sysctls::missing(&self.settings.proc, &shape)?);
@@ -369,12 +376,34 @@ impl Redirector {
 
     /// Releases what is pinned for a pod whose namespace is gone or going, but for the namespace it has now.
     pub fn forget(&self, uid: &PodUid, but: Option<u64>) -> Result<(), RedirectError> {
-        for pod in self.pinned() {
-            if pod.record.uid == uid.as_str() && Some(pod.record.cookie) != but {
-                self.dir(pod.record.cookie).remove()?;
+        for cookie in self.cookies(uid)? {
+            if Some(cookie) != but {
+                self.dir(cookie).remove()?;
             }
         }
         Ok(())
+    }
+
+    /// Namespaces that are pinned for this pod. The directory tells which there are; whose they are is read once
+    /// each, as every pod that is enrolled asks.
+    fn cookies(&self, uid: &PodUid) -> Result<Vec<u64>, RedirectError> {
+        let pods = layout_dir(&self.settings.root).join("pods");
+        let names = fs::read_dir(&pods).map_err(directory(&pods))?.flatten().map(|entry| entry.file_name());
+        let there: BTreeSet<u64> = names.filter_map(|name| name.to_str()?.parse().ok()).collect();
+        let mut owners = self.owners();
+        owners.retain(|cookie, _| there.contains(cookie));
+        for cookie in there {
+            if let Entry::Vacant(unknown) = owners.entry(cookie)
+                && let Ok(record) = self.dir(cookie).read_record()
+            {
+                unknown.insert(record.uid());
+            }
+        }
+        Ok(owners.iter().filter(|(_, owner)| *owner == uid).map(|(cookie, _)| *cookie).collect())
+    }
+
+    fn owners(&self) -> MutexGuard<'_, BTreeMap<u64, PodUid>> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Every pod that is pinned.
