@@ -24,4 +24,5 @@ pub mod node;
 pub mod preflight;
 pub mod reconcile;
 pub mod redirect;
+pub mod work;
 pub mod zds;

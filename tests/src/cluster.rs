@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use nix::time::clock_getcpuclockid;
 use serde_json::json;
 use tokio::runtime::Runtime;
 
@@ -50,6 +51,25 @@ pub struct Cluster {
 struct Agent {
     child: Child,
     log: Arc<Mutex<String>>,
+}
+
+/// Resident memory of a process, in kB.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    /// `VmRSS`: all of it.
+    pub all: u64,
+    /// `RssAnon`: the process's own.
+    pub private: u64,
+    /// `RssFile`: pages of the program's file, which the kernel can drop at any time.
+    pub files: u64,
+}
+
+impl std::fmt::Display for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mb = |kb: u64| kb as f64 / 1024.0;
+        let (all, private, files) = (mb(self.all), mb(self.private), mb(self.files));
+        write!(f, "{all:.1} MB resident ({private:.1} private, {files:.1} of the program's file)")
+    }
 }
 
 /// A pod: its namespace with one process, and its object in the API.
@@ -134,18 +154,24 @@ impl Cluster {
         self.agent.take().map_or(Ok(()), |mut agent| agent.child.kill().map(drop))
     }
 
-    /// SIGTERM, and waits for the end.
+    /// SIGTERM, and waits for the end; returns all it has said.
     ///
     /// # Errors
     /// When it does not come in time.
-    pub fn stop_agent(&mut self) -> Result<()> {
-        let Some(mut agent) = self.agent.take() else { return Ok(()) };
+    pub fn stop_agent(&mut self) -> Result<String> {
+        let Some(mut agent) = self.agent.take() else { return Ok(String::new()) };
         agent.child.signal(nix::sys::signal::Signal::SIGTERM)?;
         let status = agent.child.wait(Duration::from_secs(10))?;
         if !status.success() {
             bail!("the agent ended with {status}:\n{}", agent.log.lock().expect("nobody panics with it"));
         }
-        Ok(())
+        // The reader of its log ends with the pipe.
+        let deadline = Instant::now() + Duration::from_secs(1);
+        while Arc::strong_count(&agent.log) > 1 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let log = agent.log.lock().expect("nobody panics with it").clone();
+        Ok(log)
     }
 
     /// What the agent has said so far.
@@ -159,10 +185,22 @@ impl Cluster {
     ///
     /// # Errors
     /// When it does not run.
-    pub fn agent_memory_kb(&self) -> Result<u64> {
+    pub fn agent_memory(&self) -> Result<Memory> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.agent_pid()?))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-        Ok(line.trim().trim_end_matches(" kB").parse()?)
+        let field = |name: &str| -> Result<u64> {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).context("no such field")?;
+            Ok(line.trim_matches([':', ' ', '\t']).trim_end_matches(" kB").parse()?)
+        };
+        let (all, private, files) = (field("VmRSS")?, field("RssAnon")?, field("RssFile")?);
+        Ok(Memory { all, private, files })
+    }
+
+    /// Processor time the agent has taken so far, all threads, also those that have ended.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn agent_cpu(&self) -> Result<Duration> {
+        Ok(clock_getcpuclockid(self.agent_pid()?)?.now()?.into())
     }
 
     /// Open descriptors of the agent.

@@ -100,6 +100,7 @@ impl PodPrograms {
             }
             loader.load(&self.object).map_err(KernelError::load("a pod's maps"))?
         };
+        crate::work::LOADS.add(Hook::ALL.len() + 1);
         for hook in Hook::ALL {
             let program: &mut SchedClassifier = ebpf
                 .program_mut(hook.name())

@@ -42,15 +42,19 @@ struct Candidate {
 /// Processes of all pods, by UID, oldest first.
 type Scan = HashMap<String, Vec<Candidate>>;
 
-/// Looks pods up in a proc mount. One scan serves every pod that is asked for shortly after.
+/// Looks pods up in a proc mount. One scan serves every pod it knows, for what it says is checked again; only a pod
+/// that is not found where it says has the mount read anew.
 pub struct Discovery {
     proc: PathBuf,
     host: Netns,
     scan: Mutex<Option<(Instant, Scan)>>,
 }
 
-/// How long a scan is good for.
+/// How young a scan must be for "there is no such process" to be believed. Pods that wait for their processes ask
+/// again and again, and share scans.
 const FRESH: Duration = Duration::from_millis(200);
+/// How old a scan may be for what it does know.
+const USABLE: Duration = Duration::from_secs(30);
 
 impl Discovery {
     /// `proc` is the host's, `host` the namespace that never belongs to a pod.
@@ -60,7 +64,11 @@ impl Discovery {
 
     /// The namespace of the pod with this UID and these addresses.
     pub fn find(&self, uid: &str, ips: &[IpAddr]) -> Result<Netns, DiscoverError> {
-        let candidates = self.candidates(uid);
+        self.choose(self.candidates(uid, USABLE), uid, ips)
+            .or_else(|_| self.choose(self.candidates(uid, FRESH), uid, ips))
+    }
+
+    fn choose(&self, candidates: Vec<Candidate>, uid: &str, ips: &[IpAddr]) -> Result<Netns, DiscoverError> {
         if candidates.is_empty() {
             return Err(DiscoverError::NoProcess(self.proc.clone()));
         }
@@ -76,7 +84,7 @@ impl Discovery {
 
     /// The namespace of this pod that has this cookie: one that was found before, and need not be judged again.
     pub fn find_by_cookie(&self, uid: &str, cookie: u64) -> Option<Netns> {
-        self.candidates(uid)
+        self.candidates(uid, USABLE)
             .into_iter()
             .filter_map(|candidate| {
                 Netns::open(&self.proc.join(candidate.pid.to_string()).join("ns/net")).ok()
@@ -102,13 +110,15 @@ impl Discovery {
         if ips.iter().any(own) { Ok(netns) } else { Err("its namespace has none of them".into()) }
     }
 
-    fn candidates(&self, uid: &str) -> Vec<Candidate> {
+    /// Processes of the pod, from a scan that is no older than `age`; from a new one if it knows of none.
+    fn candidates(&self, uid: &str, age: Duration) -> Vec<Candidate> {
         let mut scan = self.scan.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, pods)) = scan.as_ref()
-            && at.elapsed() < FRESH
-            && let Some(candidates) = pods.get(uid)
-        {
-            return candidates.clone();
+        let known = scan.as_ref().filter(|(at, _)| at.elapsed() < age).map(|(_, pods)| pods.get(uid));
+        match known {
+            Some(Some(candidates)) => return candidates.clone(),
+            // Nothing about this pod: a scan that has just been made would say the same.
+            Some(None) if scan.as_ref().is_some_and(|(at, _)| at.elapsed() < FRESH) => return Vec::new(),
+            _ => {}
         }
         let pods = scan_proc(&self.proc);
         let candidates = pods.get(uid).cloned().unwrap_or_default();

@@ -68,6 +68,11 @@ impl Netns {
         Ok(Self { fd, cookie })
     }
 
+    /// A namespace of which the cookie is known: nothing is asked, the descriptor need not even be one.
+    pub fn known(fd: Arc<OwnedFd>, cookie: u64) -> Self {
+        Self { fd, cookie }
+    }
+
     /// SO_NETNS_COOKIE (Linux 5.14).
     pub fn cookie(&self) -> u64 {
         self.cookie
@@ -91,6 +96,7 @@ impl AsFd for Netns {
 }
 
 fn enter<T: Send>(fd: BorrowedFd<'_>, f: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
+    crate::work::VISITS.add(1);
     thread::scope(|scope| {
         let inside = thread::Builder::new().name("weir-netns".into()).spawn_scoped(scope, || {
             setns(fd, CloneFlags::CLONE_NEWNET).map_err(|errno| NetnsError::Enter(errno.into()))?;

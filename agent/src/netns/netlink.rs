@@ -136,7 +136,27 @@ impl Netlink {
         }
     }
 
+    /// Asks for one thing.
+    pub fn ask<T>(&mut self, what: &str, message: T) -> Result<T, NetlinkError>
+    where
+        T: NetlinkSerializable + NetlinkDeserializable,
+    {
+        let mut packet = Vec::new();
+        self.append(&mut packet, message, 0);
+        self.socket.send(&packet, 0).map_err(NetlinkError::Socket)?;
+        match self.receive::<T>()?.pop().map(|answer| answer.payload) {
+            Some(NetlinkPayload::InnerMessage(message)) => Ok(message),
+            Some(NetlinkPayload::Error(error)) => {
+                let errno = error.code.map_or(0, |code| -code.get());
+                let source = io::Error::from_raw_os_error(errno);
+                Err(NetlinkError::Refused { what: what.to_owned(), source })
+            }
+            _ => Err(NetlinkError::Protocol("an answer of unknown kind".into())),
+        }
+    }
+
     fn append<T: NetlinkSerializable>(&mut self, packet: &mut Vec<u8>, message: T, flags: u16) {
+        crate::work::NETLINK.add(1);
         self.sequence = self.sequence.wrapping_add(1);
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST | flags;

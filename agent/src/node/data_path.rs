@@ -16,11 +16,8 @@ use crate::{
         reason::{Failure, Reason},
         workload::{Pod, PodUid},
     },
-    netns::{
-        Netns,
-        discover::{DiscoverError, Discovery},
-    },
-    reconcile::{DataPath, Netns as Fd, Recovered, SwitchedOn, blocking},
+    netns::discover::{DiscoverError, Discovery},
+    reconcile::{DataPath, Netns, Recovered, SwitchedOn, blocking},
     redirect::{Owner, RedirectError, Redirector},
 };
 
@@ -75,10 +72,6 @@ fn owner(pod: &Pod) -> Owner {
     Owner { uid: pod.uid.clone(), info: pod.info.clone() }
 }
 
-fn open(fd: &Fd) -> Result<Netns, RedirectError> {
-    Ok(Netns::from_fd(Arc::clone(fd))?)
-}
-
 impl DataPath for NodeDataPath {
     async fn recovered(&self) -> Vec<Recovered> {
         let recovered = self.run(Reason::Internal, |parts| {
@@ -90,21 +83,21 @@ impl DataPath for NodeDataPath {
                 .map(|pod| Recovered {
                     uid: pod.record.uid(),
                     captured: pod.config.flags.has(PodFlags::INBOUND),
-                    netns: find(&pod.record.uid, pod.record.cookie).map(|netns| Arc::clone(netns.fd())),
+                    netns: find(&pod.record.uid, pod.record.cookie),
                 })
                 .collect())
         });
         recovered.await.unwrap_or_default()
     }
 
-    async fn locate(&self, pod: &Arc<Pod>) -> Result<Fd, Failure> {
+    async fn locate(&self, pod: &Arc<Pod>) -> Result<Netns, Failure> {
         // Handed over by the runtime: no process is needed, and nobody's word but its own for whose it is.
         if let Some(netns) = self.parts.handed.netns(&pod.uid) {
-            return Ok(Arc::clone(netns.fd()));
+            return Ok(netns);
         }
         let (parts, pod) = (Arc::clone(&self.parts), Arc::clone(pod));
         blocking(move || match parts.discovery.find(pod.uid.as_str(), &pod.ips) {
-            Ok(netns) => Ok(Arc::clone(netns.fd())),
+            Ok(netns) => Ok(netns),
             Err(error @ DiscoverError::NoProcess(_)) => {
                 Err(Failure::new(Reason::NetnsNotFound, error.to_string()))
             }
@@ -115,35 +108,34 @@ impl DataPath for NodeDataPath {
         .await
     }
 
-    async fn prepare(&self, pod: &Arc<Pod>, netns: &Fd) -> Result<(), Failure> {
-        let (owner, fd) = (owner(pod), Arc::clone(netns));
+    async fn prepare(&self, pod: &Arc<Pod>, netns: &Netns) -> Result<(), Failure> {
+        let (owner, netns) = (owner(pod), netns.clone());
         for bad in Overrides::read(&pod.annotations, self.parts.defaults).1 {
             warn!(pod = format!("{}/{}", pod.info.namespace, pod.info.name), uid = %pod.uid, "{bad}");
             // Best effort: the log has it in any case.
             let _ = self.notices.try_send(Notice { pod: Arc::clone(pod), what: What::BadAnnotation(bad) });
         }
         self.run(Reason::PrepareFailed, move |parts| {
-            let netns = open(&fd)?;
             parts.redirector.forget(&owner.uid, Some(netns.cookie()))?;
             parts.redirector.prepare(&owner, &netns)
         })
         .await
     }
 
-    async fn switch_on(&self, pod: &Arc<Pod>, netns: &Fd) -> Result<SwitchedOn, Failure> {
-        let (fd, pod) = (Arc::clone(netns), Arc::clone(pod));
+    async fn switch_on(&self, pod: &Arc<Pod>, netns: &Netns) -> Result<SwitchedOn, Failure> {
+        let (netns, pod) = (netns.clone(), Arc::clone(pod));
         self.run(Reason::SwitchOnFailed, move |parts| {
-            let old = parts.redirector.switch_on(&open(&fd)?, &parts.overrides(&pod))?;
+            let old = parts.redirector.switch_on(&netns, &parts.overrides(&pod))?;
             Ok(SwitchedOn { old_connections: usize::try_from(old.left).unwrap_or(usize::MAX) })
         })
         .await
     }
 
-    async fn verify(&self, pod: &Arc<Pod>, netns: &Fd) -> Result<(), Vec<String>> {
-        let (fd, pod) = (Arc::clone(netns), Arc::clone(pod));
+    async fn verify(&self, pod: &Arc<Pod>, netns: &Netns) -> Result<(), Vec<String>> {
+        let (netns, pod) = (netns.clone(), Arc::clone(pod));
         let (runtime, tracked) = (tokio::runtime::Handle::current(), Arc::clone(&pod));
         let missing = self.run(Reason::VerifyFailed, move |parts| {
-            let (netns, overrides) = (open(&fd)?, parts.overrides(&tracked));
+            let overrides = parts.overrides(&tracked);
             let handed = parts.handed.netns(&tracked.uid);
             if handed.is_some_and(|handed| handed.cookie() != netns.cookie()) {
                 return Ok(vec!["the pod: its sandbox is another now".to_owned()]);
@@ -166,15 +158,15 @@ impl DataPath for NodeDataPath {
         }
     }
 
-    async fn drain(&self, _: &Arc<Pod>, netns: &Fd) -> Result<(), Failure> {
-        let fd = Arc::clone(netns);
-        self.run(Reason::DrainFailed, move |parts| parts.redirector.drain(&open(&fd)?, GRACE)).await
+    async fn drain(&self, _: &Arc<Pod>, netns: &Netns) -> Result<(), Failure> {
+        let netns = netns.clone();
+        self.run(Reason::DrainFailed, move |parts| parts.redirector.drain(&netns, GRACE)).await
     }
 
-    async fn switch_off(&self, pod: &Arc<Pod>, netns: &Fd) -> Result<(), Failure> {
+    async fn switch_off(&self, pod: &Arc<Pod>, netns: &Netns) -> Result<(), Failure> {
         self.parts.tracked.remove(&pod.uid);
-        let fd = Arc::clone(netns);
-        self.run(Reason::SwitchOffFailed, move |parts| parts.redirector.switch_off(&open(&fd)?)).await
+        let netns = netns.clone();
+        self.run(Reason::SwitchOffFailed, move |parts| parts.redirector.switch_off(&netns)).await
     }
 
     async fn forget(&self, uid: &PodUid) -> Result<(), Failure> {

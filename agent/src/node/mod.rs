@@ -33,6 +33,7 @@ use crate::{
     preflight,
     reconcile::Reconciler,
     redirect::{Redirector, Settings},
+    work,
     zds::server::Server,
 };
 
@@ -147,7 +148,8 @@ async fn terminated() -> Result<()> {
         _ = term.recv() => {}
         _ = int.recv() => {}
     }
-    info!("stopping; pods stay captured");
+    let (loads, netlink, visits) = (work::LOADS.get(), work::NETLINK.get(), work::VISITS.get());
+    info!(loads, netlink, visits, "stopping; pods stay captured");
     Ok(())
 }
 

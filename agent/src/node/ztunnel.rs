@@ -30,7 +30,7 @@ impl Port {
 impl Port {
     /// Makes the pod a member and waits for what ztunnel says.
     async fn tell(&self, uid: &PodUid, info: &WorkloadInfo, netns: &Netns) -> Published {
-        let generation = match self.members.publish(uid.clone(), info.clone(), Some(Arc::clone(netns))) {
+        let generation = match self.members.publish(uid.clone(), info.clone(), Some(Arc::clone(netns.fd()))) {
             Ok(generation) => generation,
             Err(error) => return Published::Nacked(format!("not sent: {error}")),
         };
@@ -52,16 +52,16 @@ impl Port {
 
 /// Whether all of ztunnel's listeners are in the namespace. Where that cannot be seen, the later check says why.
 async fn listens(netns: &Netns) -> bool {
-    let netns = Arc::clone(netns);
-    let looked = tokio::task::spawn_blocking(move || {
-        redirect::missing_listeners(&crate::netns::Netns::from_fd(netns)?)
-    });
+    let netns = netns.clone();
+    let looked = tokio::task::spawn_blocking(move || redirect::missing_listeners(&netns));
     looked.await.is_ok_and(|missing| missing.map_or(true, |missing| missing.is_empty()))
 }
 
 impl Ztunnel for Port {
     fn restore(&self, uid: &PodUid, info: &WorkloadInfo, netns: Option<Netns>) {
-        if let Err(error) = self.members.publish(uid.clone(), info.clone(), netns) {
+        if let Err(error) =
+            self.members.publish(uid.clone(), info.clone(), netns.map(|netns| Arc::clone(netns.fd())))
+        {
             tracing::warn!(%uid, %error, "not in the first snapshot");
         }
     }

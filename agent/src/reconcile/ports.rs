@@ -4,7 +4,7 @@
 //! Of one pod, never more than one call is under way. Every call may be repeated after it failed, after
 //! it succeeded, and after its future was dropped.
 
-use std::{future::Future, os::fd::OwnedFd, sync::Arc};
+use std::{future::Future, sync::Arc};
 
 use crate::{
     domain::{
@@ -13,9 +13,8 @@ use crate::{
     },
     kube::annotate::Patcher,
 };
-
-/// A pod's network namespace. Held by whoever needs it; the namespace lives as long as anyone does.
-pub type Netns = Arc<OwnedFd>;
+// A pod's network namespace: held by whoever needs it, it lives as long as anyone does.
+pub use crate::netns::Netns;
 
 /// A pod's data path in the kernel.
 ///

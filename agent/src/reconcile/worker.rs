@@ -242,7 +242,7 @@ impl<D: DataPath, Z: Ztunnel, A: Annotator> Context<D, Z, A> {
         match step {
             Step::Prepare => self.data_path.prepare(pod, netns).await?,
             Step::Publish => {
-                let published = self.ztunnel.publish(&pod.uid, &pod.info, Arc::clone(netns)).await;
+                let published = self.ztunnel.publish(&pod.uid, &pod.info, netns.clone()).await;
                 return published.into_result().map(Gain::AckedBy);
             }
             Step::SwitchOn => return self.data_path.switch_on(pod, netns).await.map(Gain::SwitchedOn),

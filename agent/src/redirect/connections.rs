@@ -12,8 +12,14 @@ use crate::netns::{
 
 /// ztunnel's ports on which nobody with its mark listens, in words.
 pub(super) fn missing_listeners() -> Result<Vec<String>, RedirectError> {
+    let ports = [weir_common::OUTBOUND_PORT, weir_common::INBOUND_PORT, weir_common::HBONE_PORT];
+    let found = sockets::listeners(ports)?;
+    if found.iter().all(|found| found.as_ref().is_some_and(|socket| is_marked(socket.mark))) {
+        return Ok(Vec::new());
+    }
+    // Somebody else's may have been found in the place of one that is there: the whole list says.
     let listening = sockets::list(1 << state::LISTEN)?;
-    Ok([weir_common::OUTBOUND_PORT, weir_common::INBOUND_PORT, weir_common::HBONE_PORT]
+    Ok(ports
         .into_iter()
         .filter(|port| !listening.iter().any(|socket| socket.local_port() == *port && is_marked(socket.mark)))
         .map(|port| format!("ztunnel's listener on port {port}"))

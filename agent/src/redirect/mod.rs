@@ -14,6 +14,7 @@ mod connections;
 mod error;
 mod exclusions;
 mod filters;
+mod owners;
 mod pinned;
 mod routing;
 mod shape;
@@ -29,6 +30,7 @@ use std::{
 pub use error::RedirectError;
 use error::directory;
 use exclusions::Exclusions;
+use owners::Owners;
 pub use pinned::{Pinned, pinned};
 pub use routing::{RULE_BASE, TABLE};
 pub use shape::Shape;
@@ -67,6 +69,7 @@ pub struct Redirector {
     settings: Settings,
     node: NodeObjects,
     programs: PodPrograms,
+    owners: Owners,
 }
 
 /// ztunnel's listeners that are missing in a namespace, in words.
@@ -113,7 +116,7 @@ impl Redirector {
         }
         let node = NodeObjects::load(objects, &layout.join("node"))?;
         let programs = PodPrograms::new(objects, &node.probes());
-        Ok(Self { settings, node, programs })
+        Ok(Self { settings, node, programs, owners: Owners::default() })
     }
 
     /// Exempts the connections of the kubelet: those its cgroup opens from now on in the host's namespace.
@@ -184,7 +187,9 @@ impl Redirector {
         netns.enter(|| filters::attach(shape, new))??;
         let dir = self.dir(netns.cookie());
         dir.remove()?;
-        fs::rename(new.path(), dir.path()).map_err(directory(dir.path()))
+        fs::rename(new.path(), dir.path()).map_err(directory(dir.path()))?;
+        self.owners.note(netns.cookie(), owner.uid.clone());
+        Ok(())
     }
 
     /// Puts back what can be lost while programs, maps and link are there.
@@ -299,18 +304,19 @@ impl Redirector {
     /// What is not as it must be, in words; empty when all is right.
     pub fn verify(&self, netns: &Netns, overrides: &Overrides) -> Result<Vec<String>, RedirectError> {
         let dir = self.dir(netns.cookie());
-        let shape = self.shape(netns)?;
         let mut missing = Vec::new();
-        if !dir.has_link() {
-            missing.push("steer's link".to_owned());
-        }
-        if dir.config()? != captured(&shape, overrides) {
-            missing.push("the pod's switches".to_owned());
-        }
-        if !dir.has_own(&shape.own())? {
-            missing.push("the pod's addresses".to_owned());
-        }
+        // One visit for all: this is done again and again for every pod.
         netns.enter(|| -> Result<(), RedirectError> {
+            let shape = Shape::of_current()?;
+            if !dir.has_link() {
+                missing.push("steer's link".to_owned());
+            }
+            if dir.config()? != captured(&shape, overrides) {
+                missing.push("the pod's switches".to_owned());
+            }
+            if !dir.has_own(&shape.own())? {
+                missing.push("the pod's addresses".to_owned());
+            }
             missing.extend(filters::missing(&shape, &dir)?);
             missing.extend(routing::missing(&shape, overrides)?);
             missing.extend(sysctls::missing(&self.settings.proc, &shape)?);
@@ -369,9 +375,9 @@ impl Redirector {
 
     /// Releases what is pinned for a pod whose namespace is gone or going, but for the namespace it has now.
     pub fn forget(&self, uid: &PodUid, but: Option<u64>) -> Result<(), RedirectError> {
-        for pod in self.pinned() {
-            if pod.record.uid == uid.as_str() && Some(pod.record.cookie) != but {
-                self.dir(pod.record.cookie).remove()?;
+        for cookie in self.owners.namespaces(&layout_dir(&self.settings.root).join("pods"), uid)? {
+            if Some(cookie) != but {
+                self.dir(cookie).remove()?;
             }
         }
         Ok(())

@@ -188,7 +188,7 @@ impl Wanted {
     }
 
     fn has_rule(&self, wanted: &RuleMessage) -> bool {
-        self.rules.iter().any(|rule| selector(rule) == selector(wanted))
+        self.rules.iter().any(|rule| same_rule(rule, wanted))
     }
 
     fn has_route(&self, wanted: &RouteMessage) -> bool {
@@ -198,12 +198,10 @@ impl Wanted {
     }
 }
 
-/// What tells one of our rules from another, in a form that the kernel's answers have as well.
-fn selector(rule: &RuleMessage) -> Vec<String> {
-    let mut parts: Vec<String> = rule
-        .attributes
-        .iter()
-        .filter(|attribute| {
+/// Whether two of our rules are the same, by what the kernel's answers say as well.
+fn same_rule(a: &RuleMessage, b: &RuleMessage) -> bool {
+    fn selector(rule: &RuleMessage) -> impl Iterator<Item = &RuleAttribute> {
+        rule.attributes.iter().filter(|attribute| {
             matches!(
                 attribute,
                 RuleAttribute::Priority(_)
@@ -215,11 +213,10 @@ fn selector(rule: &RuleMessage) -> Vec<String> {
                     | RuleAttribute::Destination(_)
             )
         })
-        .map(|attribute| format!("{attribute:?}"))
-        .collect();
-    parts.push(format!("{}", rule.header.dst_len));
-    parts.sort();
-    parts
+    }
+    a.header.dst_len == b.header.dst_len
+        && selector(a).count() == selector(b).count()
+        && selector(a).all(|attribute| selector(b).any(|other| other == attribute))
 }
 
 /// Runs `f` for each family and joins the errors.

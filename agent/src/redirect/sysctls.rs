@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use super::{RedirectError, Shape};
-use crate::netns::sysctl;
+use crate::netns::sysctl::{SysctlError, Sysctls};
 
 /// Old values by name, for the way back.
 pub type Saved = BTreeMap<String, String>;
@@ -31,18 +31,18 @@ fn wanted(shape: &Shape) -> Vec<(&'static str, &'static str)> {
 /// Sets them in the calling thread's namespace and returns what they were. Those a kernel built without IPv6 lacks
 /// are left out.
 pub fn set(proc: &Path, shape: &Shape) -> Result<Saved, RedirectError> {
-    let mut saved = Saved::new();
+    let (mut saved, sysctls) = (Saved::new(), Sysctls::new(proc));
     for (name, value) in wanted(shape) {
-        match sysctl::read(proc, name)? {
+        match sysctls.read(name)? {
             Some(old) if old != value => {
-                sysctl::write(proc, name, value)?;
+                sysctls.write(name, value)?;
                 saved.insert(name.to_owned(), old);
             }
             Some(_) => {}
             None if name.starts_with("net.ipv6.") => {}
             None => {
                 let source = std::io::Error::from(std::io::ErrorKind::NotFound);
-                return Err(sysctl::SysctlError { name: name.to_owned(), source }.into());
+                return Err(SysctlError { name: name.to_owned(), source }.into());
             }
         }
     }
@@ -51,10 +51,11 @@ pub fn set(proc: &Path, shape: &Shape) -> Result<Saved, RedirectError> {
 
 /// Puts the old values back.
 pub fn restore(proc: &Path, saved: &Saved) -> Result<(), RedirectError> {
+    let sysctls = Sysctls::new(proc);
     RedirectError::join(
         saved
             .iter()
-            .filter_map(|(name, value)| sysctl::write(proc, name, value).err())
+            .filter_map(|(name, value)| sysctls.write(name, value).err())
             .map(RedirectError::from)
             .collect(),
     )
@@ -62,9 +63,9 @@ pub fn restore(proc: &Path, saved: &Saved) -> Result<(), RedirectError> {
 
 /// What is not as it must be, in words.
 pub fn missing(proc: &Path, shape: &Shape) -> Result<Vec<String>, RedirectError> {
-    let mut missing = Vec::new();
+    let (mut missing, sysctls) = (Vec::new(), Sysctls::new(proc));
     for (name, value) in wanted(shape) {
-        if let Some(now) = sysctl::read(proc, name)?
+        if let Some(now) = sysctls.read(name)?
             && now != value
         {
             missing.push(format!("sysctl {name} is {now}, not {value}"));

@@ -144,6 +144,26 @@ async fn every_step_for_a_deleted_pod_goes_wrong_then_well() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn every_step_for_a_pod_that_has_ended_goes_wrong_then_well() {
+    for step in ["unannotate", "retract", "forget"] {
+        for fault in FAULTS.into_iter().filter(|fault| applies(step, *fault)) {
+            let rig = Rig::new(|world| {
+                world.label("ns", true);
+                world.create(pod("u", "a"));
+            })
+            .await;
+            rig.until("enrolled", |rig| state(rig) == Some(State::Enrolled)).await;
+            let left = go_wrong(&rig, step, fault, 2);
+            rig.world.edit(&uid(), |pod| pod.terminal = true);
+            rig.until("out", |rig| state(rig) == Some(State::Outside)).await;
+            rig.rest().await;
+            assert_eq!(left.load(Ordering::SeqCst), 0, "{step} {fault:?}");
+            assert_eq!((rig.world.annotation(&uid()), rig.world.sim(&uid())), (None, Sim::default()));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_step_out_that_keeps_failing_stops_those_behind_it() {
     let rig = Rig::new(|world| {
         world.label("ns", true);

@@ -350,3 +350,46 @@ async fn an_annotation_taken_away_by_somebody_is_put_back() {
         assert_eq!(rig.world.steps(&u("u")), "annotate_enabled");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_update_that_decides_nothing_costs_nothing() {
+    let rig = Rig::new(|world| {
+        one_in_the_mesh(world);
+        world.create(pod("v", "b"));
+    })
+    .await;
+    rig.until("enrolled", |rig| enrolled("u")(rig) && enrolled("v")(rig)).await;
+    rig.world.edit(&u("v"), |pod| pod.labels = mode("none"));
+    rig.until("out", outside("v")).await;
+    rig.rest().await;
+    for uid in ["u", "v"] {
+        rig.world.steps(&u(uid));
+        rig.world.edit(&u(uid), |pod| drop(pod.labels.insert("version".into(), "v2".into())));
+    }
+    rig.rest().await;
+    assert_eq!((rig.world.steps(&u("u")).as_str(), rig.world.steps(&u("v")).as_str()), ("", ""));
+}
+
+/// Excluded while the agent was away: what an earlier one captured is let go of, and a pod that has gone meanwhile
+/// is cleaned up after as anywhere else.
+#[tokio::test(start_paused = true)]
+async fn a_captured_pod_in_an_excluded_namespace_leaves_and_its_end_is_cleaned_up() {
+    let rig = Rig::new(|world| {
+        world.label("kube-system", true);
+        for uid in ["stays", "goes"] {
+            let mut excluded = Pod { redirection: ENABLED, labels: mode("ambient"), ..pod(uid, uid) };
+            excluded.info.namespace = "kube-system".into();
+            world.create(excluded);
+            world.left_captured(&u(uid), true);
+        }
+        world.delete(&u("goes"));
+    })
+    .await;
+    rig.rest().await;
+    let view = rig.view(&u("stays"));
+    assert_eq!((view.state, view.reason), (State::Outside, Reason::ExcludedNamespace));
+    assert_eq!(rig.world.steps(&u("stays")), OUT);
+    assert_eq!((rig.world.annotation(&u("stays")), rig.world.sim(&u("stays"))), (None, Sim::default()));
+    assert_eq!(rig.world.steps(&u("goes")), "retract forget");
+    assert!(gone("goes")(&rig));
+}

@@ -18,14 +18,14 @@ impl DataPath for World {
         let left = state.sims.iter().filter(|(_, sim)| sim.prepared);
         let recovered = left.map(|(uid, sim)| Recovered {
             uid: uid.clone(),
-            netns: (!state.hidden.contains(uid)).then(|| Arc::clone(&state.netns)),
+            netns: (!state.hidden.contains(uid)).then(|| state.netns.clone()),
             captured: sim.captured && !sim.draining,
         });
         recovered.collect()
     }
 
     async fn locate(&self, pod: &Arc<Pod>) -> Result<Netns, Failure> {
-        self.call(&pod.uid, "locate", Reason::NetnsNotFound, |state| Ok(Arc::clone(&state.netns))).await
+        self.call(&pod.uid, "locate", Reason::NetnsNotFound, |state| Ok(state.netns.clone())).await
     }
 
     async fn prepare(&self, pod: &Arc<Pod>, _: &Netns) -> Result<(), Failure> {

@@ -106,7 +106,7 @@ impl World {
             under_way: BTreeSet::new(),
             breaches: Vec::new(),
             hidden: BTreeSet::new(),
-            netns: Arc::new(File::open("/dev/null").unwrap().into()),
+            netns: Netns::known(Arc::new(File::open("/dev/null").unwrap().into()), 0),
         };
         (Self(Arc::new(Mutex::new(state))), news)
     }
