@@ -100,6 +100,8 @@ impl World {
     /// When the kernel refuses any of it.
     pub fn pod(&self, name: &str, families: Families) -> Result<Host> {
         let number = self.pods.fetch_add(1, Ordering::Relaxed) + 2;
+        // The node's addresses and those outside begin behind the first 256.
+        let number = if number < 256 { number } else { number + 0x1000 };
         let v4 = (families != Families::V6).then(|| Ipv4Addr::from(0x0a58_0000 + number));
         let v6 =
             (families != Families::V4).then(|| Ipv6Addr::from((0xfd88_u128 << 112) + u128::from(number)));
