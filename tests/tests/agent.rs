@@ -13,6 +13,7 @@ use nix::sys::socket::{
 };
 use serde_json::json;
 use weir_common::Counter;
+use weir_common::PodFlags;
 use weir_tests::{
     app::{App, Client},
     cluster::{Cluster, MODE, Pod, ZDS_SOCKET, weir},
@@ -226,6 +227,46 @@ fn what_changed_while_the_agent_was_away_is_found() {
     };
     f.cluster
         .wait("not believed, then made true", || said() == [json!("pending"), json!("enabled")])
+        .unwrap();
+}
+
+/// A SIGKILL may leave a pod's pins half built or half removed. They are cleared, and hold nobody in the mesh.
+#[test]
+fn what_was_half_done_is_cleared() {
+    let mut f = Fixture::new();
+    f.cluster.namespace("shop", true);
+    let (stays, _a1) = f.pod("shop", "stays");
+    let (leaves, _a2) = f.pod("shop", "leaves");
+    for pod in [&stays, &leaves] {
+        f.cluster.wait_redirection(pod, Some("enabled")).unwrap();
+    }
+    f.cluster.kill_agent().unwrap();
+    let path = |kind: &str| std::path::PathBuf::from(format!("{PIN_ROOT}/v1/{kind}"));
+    let names = |kind: &str| -> Vec<String> {
+        let entries = std::fs::read_dir(path(kind)).unwrap().flatten();
+        entries.map(|entry| entry.file_name().into_string().unwrap()).collect()
+    };
+    // Half removed: out of its place, some pins gone already. Half built: some pins there already.
+    let cookie = stays.host.netns().cookie().to_string();
+    std::fs::rename(path("pods").join(&cookie), path("gone").join(&cookie)).unwrap();
+    std::fs::remove_file(path("gone").join(&cookie).join("RECORD")).unwrap();
+    std::fs::create_dir(path("new").join("7")).unwrap();
+    std::fs::rename(path("gone").join(&cookie).join("arrive"), path("new").join("7/arrive")).unwrap();
+
+    f.cluster.start_agent().unwrap();
+    let whole = || {
+        let pinned = weir_agent::redirect::pinned(PIN_ROOT.as_ref());
+        pinned.iter().filter(|pod| pod.config.flags.has(PodFlags::INBOUND)).count() == 2
+    };
+    f.cluster.wait("both are captured", whole).unwrap();
+    assert!(f.captured(&stays) && f.captured(&leaves));
+    assert!(names("new").is_empty() && names("gone").is_empty(), "{:?} {:?}", names("new"), names("gone"));
+    f.cluster.namespace("shop", false);
+    for pod in [&stays, &leaves] {
+        f.cluster.wait_redirection(pod, None).unwrap();
+    }
+    f.cluster
+        .wait("nothing is pinned", || ["pods", "new", "gone"].iter().all(|kind| names(kind).is_empty()))
         .unwrap();
 }
 

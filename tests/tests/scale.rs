@@ -1,7 +1,10 @@
 //! Many pods, many changes: the labels decide in the end, and the work is bounded.
 #![cfg(feature = "root")]
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde_json::json;
@@ -67,14 +70,23 @@ fn toggle(seed: u64, pods: usize, toggles: usize) {
     for (pod, wanted) in pods.iter().zip(&wanted) {
         cluster.wait_redirection(pod, wanted.then_some("enabled")).unwrap();
     }
-    let in_mesh = wanted.iter().filter(|wanted| **wanted).count();
-    cluster.wait("exactly the pods of the mesh are pinned", || pins() == in_mesh).unwrap();
-    cluster.wait("exactly the pods of the mesh are served", || ztunnel.workloads().len() == in_mesh).unwrap();
-    let pinned = weir_agent::redirect::pinned(PIN_ROOT.as_ref());
-    for pod in &pinned {
-        let index = pods.iter().position(|known| known.uid == pod.record.uid).unwrap();
-        assert!(wanted[index], "{} is pinned", pod.record.name);
+    let name = |pod: &Pod| pod.host.name().to_owned();
+    let in_mesh: BTreeSet<String> =
+        pods.iter().zip(&wanted).filter(|(_, wanted)| **wanted).map(|(pod, _)| name(pod)).collect();
+    let pinned = || -> BTreeSet<String> {
+        weir_agent::redirect::pinned(PIN_ROOT.as_ref()).into_iter().map(|pod| pod.record.name).collect()
+    };
+    if let Err(error) = cluster
+        .wait("exactly the pods of the mesh are pinned", || pinned() == in_mesh && pins() == in_mesh.len())
+    {
+        let pinned = pinned();
+        let (kept, missing) = (pinned.difference(&in_mesh), in_mesh.difference(&pinned));
+        let (kept, missing): (Vec<_>, Vec<_>) = (kept.collect(), missing.collect());
+        panic!("{kept:?} are pinned and {missing:?} are not, of {} directories: {error}", pins());
     }
+    cluster
+        .wait("exactly the pods of the mesh are served", || ztunnel.workloads().len() == in_mesh.len())
+        .unwrap();
     assert!(ztunnel.violations().is_empty(), "{:?}", ztunnel.violations());
 }
 

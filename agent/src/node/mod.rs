@@ -137,6 +137,7 @@ fn open(args: &AgentArgs) -> Result<(Redirector, Discovery, Netns)> {
     let host = Netns::open(&args.paths.host_netns()).context("the host's network namespace")?;
     let settings = Settings { root: args.paths.bpffs.clone(), proc: args.paths.proc.clone() };
     let redirector = Redirector::open(settings, &Objects::get()?)?;
+    redirector.clear_leftovers().context("clearing what an agent that was killed has left")?;
     heap::give_back();
     Ok((redirector, Discovery::new(args.paths.proc.clone(), host.clone()), host))
 }

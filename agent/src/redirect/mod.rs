@@ -111,7 +111,7 @@ impl Redirector {
         if !is_bpffs(&settings.root)? {
             return Err(RedirectError::NotBpffs(settings.root));
         }
-        for dir in [layout.join("pods"), layout.join("new")] {
+        for dir in ["pods", "new", "gone"].map(|name| layout.join(name)) {
             fs::create_dir_all(&dir).map_err(directory(&dir))?;
         }
         let node = NodeObjects::load(objects, &layout.join("node"))?;
@@ -130,7 +130,11 @@ impl Redirector {
     }
 
     fn dir(&self, cookie: u64) -> PodDir {
-        PodDir::new(layout_dir(&self.settings.root).join("pods").join(cookie.to_string()))
+        self.dir_in("pods", cookie)
+    }
+
+    fn dir_in(&self, kind: &str, cookie: u64) -> PodDir {
+        PodDir::new(layout_dir(&self.settings.root).join(kind).join(cookie.to_string()))
     }
 
     /// Loads and attaches everything without changing what happens to traffic. What the app accepts from now on is
@@ -145,18 +149,19 @@ impl Redirector {
         if shape.source(false).is_none() && shape.source(true).is_none() {
             return Err(RedirectError::NoAddress);
         }
-        let new = PodDir::new(layout_dir(&self.settings.root).join("new").join(netns.cookie().to_string()));
+        let new = self.dir_in("new", netns.cookie());
         new.remove()?;
         fs::create_dir(new.path()).map_err(directory(new.path()))?;
         // What is captured already stays so.
         let before = before.and_then(|record| Some((dir.config().ok()?, record.sysctls)));
-        let prepared = self.build(owner, netns, &shape, &new, before);
-        if prepared.is_err() {
-            // The filters go with their programs' last reference or are replaced by the next try.
-            let _ = netns.enter(|| filters::detach(&shape));
+        if let Err(error) = self.build(owner, netns, &shape, &new, before) {
             let _ = new.remove();
+            return Err(error);
         }
-        prepared
+        self.replace(netns.cookie(), &new)?;
+        self.owners.note(netns.cookie(), owner.uid.clone());
+        // The record is in its place before the namespace is touched: whatever happens from here on can be undone.
+        self.mend(netns, &shape, &dir)
     }
 
     fn build(
@@ -171,8 +176,7 @@ impl Redirector {
         self.programs.load(new, netns.as_fd())?;
         new.set_own(&shape.own())?;
         new.set_config(config.unwrap_or(NEUTRAL))?;
-        let changed = netns.enter(|| sysctls::set(&self.settings.proc, shape))??;
-        let sysctls = saved.unwrap_or(changed);
+        let differing = netns.enter(|| sysctls::differing(&self.settings.proc, shape))??;
         new.write_record(&Record {
             layout: LAYOUT,
             boot_id: boot_id()?,
@@ -181,14 +185,39 @@ impl Redirector {
             name: owner.info.name.clone(),
             namespace: owner.info.namespace.clone(),
             service_account: owner.info.service_account.clone(),
-            sysctls,
+            sysctls: saved.unwrap_or(differing),
             since: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
         })?;
-        netns.enter(|| filters::attach(shape, new))??;
-        let dir = self.dir(netns.cookie());
-        dir.remove()?;
+        Ok(())
+    }
+
+    /// Puts `new` in the place of what is pinned for a namespace.
+    fn replace(&self, cookie: u64, new: &PodDir) -> Result<(), RedirectError> {
+        let gone = self.set_aside(cookie)?;
+        let dir = self.dir(cookie);
         fs::rename(new.path(), dir.path()).map_err(directory(dir.path()))?;
-        self.owners.note(netns.cookie(), owner.uid.clone());
+        Ok(gone.remove()?)
+    }
+
+    /// Takes what is pinned for a namespace out of its place as a whole, to be removed pin by pin: nobody must find
+    /// half of a pod where pods are. What an agent that was killed has left in `new` and `gone` is cleared by the next.
+    fn set_aside(&self, cookie: u64) -> Result<PodDir, RedirectError> {
+        let (dir, gone) = (self.dir(cookie), self.dir_in("gone", cookie));
+        gone.remove()?;
+        match fs::rename(dir.path(), gone.path()) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(directory(dir.path())(error)),
+            _ => Ok(gone),
+        }
+    }
+
+    /// Clears what an agent that was killed has half built or half removed.
+    pub fn clear_leftovers(&self) -> Result<(), RedirectError> {
+        for kind in ["new", "gone"] {
+            let path = layout_dir(&self.settings.root).join(kind);
+            for entry in fs::read_dir(&path).map_err(directory(&path))?.flatten() {
+                PodDir::new(entry.path()).remove()?;
+            }
+        }
         Ok(())
     }
 
@@ -368,7 +397,7 @@ impl Redirector {
         }
         if errors.is_empty() {
             // Only now: the record is what a repetition needs.
-            dir.remove()?;
+            self.set_aside(netns.cookie())?.remove()?;
         }
         RedirectError::join(errors)
     }
@@ -377,7 +406,7 @@ impl Redirector {
     pub fn forget(&self, uid: &PodUid, but: Option<u64>) -> Result<(), RedirectError> {
         for cookie in self.owners.namespaces(&layout_dir(&self.settings.root).join("pods"), uid)? {
             if Some(cookie) != but {
-                self.dir(cookie).remove()?;
+                self.set_aside(cookie)?.remove()?;
             }
         }
         Ok(())

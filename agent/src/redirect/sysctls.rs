@@ -28,15 +28,14 @@ fn wanted(shape: &Shape) -> Vec<(&'static str, &'static str)> {
     wanted
 }
 
-/// Sets them in the calling thread's namespace and returns what they were. Those a kernel built without IPv6 lacks
-/// are left out.
-pub fn set(proc: &Path, shape: &Shape) -> Result<Saved, RedirectError> {
-    let (mut saved, sysctls) = (Saved::new(), Sysctls::new(proc));
+/// Those in the calling thread's namespace that are not as wanted, with what they are. What a kernel built without
+/// IPv6 lacks is left out.
+pub fn differing(proc: &Path, shape: &Shape) -> Result<Saved, RedirectError> {
+    let (mut differing, sysctls) = (Saved::new(), Sysctls::new(proc));
     for (name, value) in wanted(shape) {
         match sysctls.read(name)? {
-            Some(old) if old != value => {
-                sysctls.write(name, value)?;
-                saved.insert(name.to_owned(), old);
+            Some(now) if now != value => {
+                differing.insert(name.to_owned(), now);
             }
             Some(_) => {}
             None if name.starts_with("net.ipv6.") => {}
@@ -46,7 +45,17 @@ pub fn set(proc: &Path, shape: &Shape) -> Result<Saved, RedirectError> {
             }
         }
     }
-    Ok(saved)
+    Ok(differing)
+}
+
+/// Sets them in the calling thread's namespace.
+pub fn set(proc: &Path, shape: &Shape) -> Result<(), RedirectError> {
+    let differing = differing(proc, shape)?;
+    let sysctls = Sysctls::new(proc);
+    for (name, value) in wanted(shape).into_iter().filter(|(name, _)| differing.contains_key(*name)) {
+        sysctls.write(name, value)?;
+    }
+    Ok(())
 }
 
 /// Puts the old values back.
