@@ -9,10 +9,12 @@ use std::{
     time::Duration,
 };
 
+use aya::maps::{HashMap, Map, MapData};
+use weir_common::{Addr, Tuple};
 use weir_tests::{
     app::{App, Client},
     mesh_node::{MeshNode, difference},
-    world::{Child, Families, Host},
+    world::{Child, Families, Host, PIN_ROOT},
     ztunnel::Listener,
 };
 
@@ -159,13 +161,51 @@ const CASES: &[Case] = &[
 #[test]
 fn walks() {
     let fixture = Fixture::new();
+    walk_all(&fixture, || {});
+    no_netfilter(&fixture.a);
+}
+
+/// Whatever fills the maps that packets write to, in one pod and on the node, every walk stays what it is, in this pod
+/// and in the other.
+#[test]
+fn walks_with_full_maps() {
+    let fixture = Fixture::new();
+    let pins = format!("{PIN_ROOT}/v1/pods/{}", fixture.a.netns().cookie());
+    let maps = [(format!("{pins}/INSIDE"), 512), (format!("{PIN_ROOT}/v1/node/PROBES"), 16384)];
+    walk_all(&fixture, || {
+        fill::<u64>(&maps[0].0, maps[0].1, monotonic_nanos());
+        fill::<u8>(&maps[1].0, maps[1].1, 1);
+    });
+}
+
+/// Fills a map of connections with ones that do not exist: twice as many as it has room for.
+fn fill<V: aya::Pod>(pin: &str, room: u32, value: V) {
+    let map = Map::LruHashMap(MapData::from_pin(pin).unwrap());
+    let mut map: HashMap<_, Tuple, V> = HashMap::try_from(map).unwrap();
+    for number in 0..2 * room {
+        let source = Addr::from(IpAddr::from(std::net::Ipv4Addr::from_bits(0xc612_0000 + number)));
+        map.insert(Tuple { source, source_port: 1, ..Tuple::default() }, value, 0).unwrap();
+    }
+    let there = map.keys().count();
+    // Room is made in batches (Linux: 128 entries), so that a full map is seldom full to the last entry.
+    assert!(there <= room as usize && there >= room as usize / 2, "{there} of {room}: did not overflow");
+}
+
+/// CLOCK_MONOTONIC in nanoseconds: the time of an entry that is new.
+fn monotonic_nanos() -> u64 {
+    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap();
+    u64::try_from(now.as_nanos()).unwrap()
+}
+
+fn walk_all(fixture: &Fixture, before_each: impl Fn()) {
     for (name, case) in CASES {
         for v6 in [false, true] {
             let what = format!("{name}, {}", if v6 { "IPv6" } else { "IPv4" });
             fixture.node.ztunnel.log().clear();
+            before_each();
             let counters = || [&fixture.a, &fixture.b].map(|pod| fixture.node.counters(pod).unwrap());
             let before = counters();
-            let wanted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case(&fixture, v6)))
+            let wanted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| case(fixture, v6)))
                 .unwrap_or_else(|_| {
                     let after = counters();
                     panic!(
@@ -191,7 +231,6 @@ fn walks() {
         }
     }
     assert!(fixture.apps.iter().all(|app| app.accepted() > 0));
-    no_netfilter(&fixture.a);
 }
 
 /// What the present agent leaves in every pod, and weir does not.

@@ -213,13 +213,45 @@ fn a_rerouted_interface_is_outbound() {
     assert_eq!((last.original_dst, last.client.ip()), (to, "10.66.0.2".parse().unwrap()));
 }
 
+/// As many exclusions as may be asked for, and others instead: both fit at once while one replaces the other. More
+/// than may be asked for are no annotation at all: the pod stays captured, and its user is told.
+#[test]
+fn as_many_exclusions_as_there_may_be_are_replaced_by_others() {
+    let f = Fixture::enrolled(&[]);
+    let list = |number: usize, name: fn(usize) -> String| (0..number).map(name).collect::<Vec<_>>().join(",");
+    let annotate = |ports: &str, networks: &str| {
+        f.annotate(&[
+            ("weir.dev/exclude-inbound-ports", ports),
+            ("weir.dev/exclude-outbound-ports", ports),
+            ("weir.dev/exclude-outbound-cidrs", networks),
+        ]);
+    };
+    let excludes = |port: u16, excluded: bool| {
+        let what = format!("{port} is excluded: {excluded}");
+        f.wait(&what, || [false, true].iter().all(|v6| f.in_captured(*v6, port) != excluded));
+        f.cluster.wait_redirection(&f.pod, Some("enabled")).unwrap();
+    };
+    annotate(&list(256, |n| (APP as usize + n).to_string()), &list(256, |n| format!("10.100.{n}.0/24")));
+    excludes(APP, true);
+    annotate(&list(256, |n| (OTHER as usize + n).to_string()), &list(256, |n| format!("10.101.{n}.0/24")));
+    excludes(APP, false);
+    excludes(OTHER, true);
+    annotate(&list(257, |n| (APP as usize + n).to_string()), "");
+    excludes(APP, false);
+    f.wait("the user is told", || {
+        let events = f.cluster.api.events();
+        events.iter().any(|event| event.reason.as_deref() == Some("BadAnnotation"))
+    });
+    assert!(!f.cluster.agent_log().contains("switch_on_failed"), "{}", f.cluster.agent_log());
+}
+
 /// Connections older than the enrolment go on until the deadline, then exactly they are ended, within a second.
 #[test]
 fn old_connections_end_at_their_deadline_and_no_others() {
     let f = Fixture::new(&["--existing-connections", "3s"]);
     let outside = &f.cluster.world.outside;
     let connect = || -> Vec<Client> {
-        (0..100)
+        (0..200)
             .flat_map(|number| {
                 let v6 = number % 2 == 1;
                 [
@@ -234,8 +266,8 @@ fn old_connections_end_at_their_deadline_and_no_others() {
     f.enrol();
     let enrolled = Instant::now();
     let mut captured = connect();
-    // Busy ones and idle ones: every other says something now.
-    old.iter_mut().step_by(2).for_each(|client| client.exchange().expect("before the deadline"));
+    // Busy ones and idle ones, of both directions: every third says something now.
+    old.iter_mut().step_by(3).for_each(|client| client.exchange().expect("before the deadline"));
     assert!(enrolled.elapsed() < Duration::from_secs(2), "too slow a machine for this test");
     std::thread::sleep((began + Duration::from_millis(2900)).saturating_duration_since(Instant::now()));
     for client in &mut old {
@@ -248,11 +280,11 @@ fn old_connections_end_at_their_deadline_and_no_others() {
     }
     captured.iter_mut().for_each(|client| client.exchange().expect("captured connections are not touched"));
     let pinned = weir_agent::redirect::pinned(weir_tests::world::PIN_ROOT.as_ref());
-    assert_eq!(pinned[0].old.adopted, [100, 100]);
-    assert_eq!(pinned[0].old.expired, [100, 100]);
+    assert_eq!(pinned[0].old.adopted, [200, 200]);
+    assert_eq!(pinned[0].old.expired, [200, 200]);
     let status = Command::new(cluster::weir().unwrap()).arg("status").output().unwrap();
     let status = String::from_utf8_lossy(&status.stdout).into_owned();
-    assert!(status.contains("adopted=200") && status.contains("expired=200"), "{status}");
+    assert!(status.contains("adopted=400") && status.contains("expired=400"), "{status}");
 }
 
 /// The policy can be another per pod, and can change while connections are old.

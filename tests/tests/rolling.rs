@@ -2,7 +2,7 @@
 //! connects before the old one leaves, and no connection fails. (The bar that Istio sets itself is 90 %.)
 #![cfg(feature = "root")]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use weir_tests::{
     app::App,
@@ -45,6 +45,7 @@ fn a_rolling_update_loses_no_connection() {
             Load::start(from, vec![to.addr(false, APP), to.addr(true, APP)], 50)
         })
         .collect();
+    let began = Instant::now();
     for _ in 0..ROUNDS {
         std::thread::sleep(Duration::from_millis(500));
         let new = start();
@@ -55,9 +56,10 @@ fn a_rolling_update_loses_no_connection() {
         old.stop_gracefully();
     }
     std::thread::sleep(Duration::from_millis(500));
+    let took = began.elapsed();
     let outcomes: Vec<_> = loads.into_iter().map(Load::stop).collect();
     let made: u64 = outcomes.iter().map(|outcome| outcome.ok).sum();
-    println!("{made} connections through {PODS} pods and {ROUNDS} updates");
+    println!("{made} connections in {took:.1?} through {PODS} pods and {ROUNDS} updates");
     let failed: Vec<_> = outcomes.iter().filter(|outcome| !outcome.failed.is_empty()).collect();
     assert!(failed.is_empty(), "{failed:?}");
     assert!(made > 1000, "only {made}: nothing was tried");

@@ -12,6 +12,8 @@ pub use pod::{Hook, OldConnections, PodDir, PodPrograms, ProgramCost, raw_fd};
 
 use std::{io, path::PathBuf};
 
+use aya::programs::ProgramError;
+
 /// What can go wrong between weir and the kernel's BPF subsystem.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
@@ -53,4 +55,23 @@ impl KernelError {
         let path = path.into();
         move |source| Self::Pin { action, path, source }
     }
+}
+
+/// Attempts before a load is given up.
+const LOADS: u32 = 10;
+
+/// Loads a program. Linux breaks the verifier off with EAGAIN when a signal for the thread is pending; that says nothing
+/// of the program, and the next attempt finds the signal taken.
+fn load_program(mut load: impl FnMut() -> Result<(), ProgramError>) -> Result<(), ProgramError> {
+    for _ in 1..LOADS {
+        match load() {
+            Err(ProgramError::LoadError { io_error, .. })
+                if io_error.raw_os_error() == Some(libc::EAGAIN) =>
+            {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            result => return result,
+        }
+    }
+    load()
 }

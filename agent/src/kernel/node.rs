@@ -15,7 +15,7 @@ use aya::{
 };
 use weir_common::{NodeConfig, SocketNote, SocketVerdict};
 
-use super::{KernelError, Objects, btf::Btf, pod::remove_file};
+use super::{KernelError, Objects, btf::Btf, load_program, pod::remove_file};
 use crate::netns::Netns;
 
 /// Loaded once per node.
@@ -73,7 +73,7 @@ impl NodeObjects {
             .try_into()
             .map_err(KernelError::load("probe"))?;
         if program.fd().is_err() {
-            program.load().map_err(KernelError::load("probe"))?;
+            load_program(|| program.load()).map_err(KernelError::load("probe"))?;
         }
         // A cgroup link takes no flags: links of several owners run one after the other.
         let link = program

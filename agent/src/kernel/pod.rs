@@ -19,7 +19,7 @@ use aya::{
 use nix::time::{ClockId, clock_gettime};
 use weir_common::{Addr, Counters, ExcludedPort, PodConfig};
 
-use super::{KernelError, Objects};
+use super::{KernelError, Objects, load_program};
 use crate::domain::record::{LAYOUT, Record};
 
 /// Where a tc program is attached.
@@ -107,7 +107,7 @@ impl PodPrograms {
                 .ok_or_else(|| KernelError::Btf(format!("no program {}", hook.name())))?
                 .try_into()
                 .map_err(KernelError::load("a tc program"))?;
-            program.load().map_err(KernelError::load(hook.name()))?;
+            load_program(|| program.load()).map_err(KernelError::load(hook.name()))?;
             program.pin(dir.path.join(hook.name())).map_err(KernelError::load("a program's pin"))?;
         }
         let steer: &mut SkLookup = ebpf
@@ -115,7 +115,7 @@ impl PodPrograms {
             .ok_or_else(|| KernelError::Btf("no program steer".into()))?
             .try_into()
             .map_err(KernelError::load("steer"))?;
-        steer.load().map_err(KernelError::load("steer"))?;
+        load_program(|| steer.load()).map_err(KernelError::load("steer"))?;
         let link = steer.attach(netns).map_err(KernelError::load("steer's attachment"))?;
         let link: FdLink = steer.take_link(link).map_err(KernelError::load("steer's link"))?.into();
         link.pin(dir.path.join(STEER_LINK)).map_err(KernelError::load("steer's pin"))?;

@@ -58,6 +58,10 @@ pub struct Netlink {
 /// Larger than any answer of the kernel to the requests made here (it sends at most 32 KiB at once).
 const BUFFER: usize = 64 * 1024;
 
+/// Requests in one packet. The kernel answers all of a packet before anything of it can be read, and what does not
+/// fit into the socket's buffer (208 KiB unless set) is lost with ENOBUFS.
+const AT_ONCE: usize = 64;
+
 impl Netlink {
     /// Opens a socket, for a protocol of `netlink_sys::protocols`.
     pub fn open(protocol: isize) -> Result<Self, NetlinkError> {
@@ -69,9 +73,27 @@ impl Netlink {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Sends all requests in one packet and reads every acknowledgement. The first refusal is returned, after all
-    /// answers are in: what could be done is done.
+    /// Makes all requests, many in one packet, and reads every acknowledgement. The first refusal is returned, after
+    /// all answers are in: what could be done is done.
     pub fn apply<T>(&mut self, requests: Vec<Request<T>>) -> Result<(), NetlinkError>
+    where
+        T: NetlinkSerializable + NetlinkDeserializable,
+    {
+        let mut requests = requests.into_iter();
+        let mut refused = Ok(());
+        loop {
+            let some: Vec<_> = requests.by_ref().take(AT_ONCE).collect();
+            if some.is_empty() {
+                return refused;
+            }
+            match self.apply_some(some) {
+                Err(refusal @ NetlinkError::Refused { .. }) => refused = refused.and(Err(refusal)),
+                other => other?,
+            }
+        }
+    }
+
+    fn apply_some<T>(&mut self, requests: Vec<Request<T>>) -> Result<(), NetlinkError>
     where
         T: NetlinkSerializable + NetlinkDeserializable,
     {
@@ -81,9 +103,6 @@ impl Netlink {
         for Request { what, message, flags, tolerate } in requests {
             self.append(&mut packet, message, flags | NLM_F_ACK);
             waiting.push(Some((what, tolerate)));
-        }
-        if waiting.is_empty() {
-            return Ok(());
         }
         self.socket.send(&packet, 0).map_err(NetlinkError::Socket)?;
         let mut refused = None;

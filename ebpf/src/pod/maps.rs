@@ -39,13 +39,13 @@ static OWN: HashMap<Addr, u8> = HashMap::with_max_entries(64, BPF_F_NO_PREALLOC)
 #[map]
 static INSIDE: LruHashMap<Tuple, u64> = LruHashMap::with_max_entries(512, 0);
 
-/// Ports that are reached directly.
+/// Ports that are reached directly. Twice what annotations may ask for: the new ones come before the old ones go.
 #[map]
-static PORTS: HashMap<ExcludedPort, u8> = HashMap::with_max_entries(512, BPF_F_NO_PREALLOC);
+static PORTS: HashMap<ExcludedPort, u8> = HashMap::with_max_entries(1024, BPF_F_NO_PREALLOC);
 
-/// Remote networks that are reached directly.
+/// Remote networks that are reached directly; twice, as above.
 #[map]
-static CIDRS: LpmTrie<Addr, u8> = LpmTrie::with_max_entries(256, BPF_F_NO_PREALLOC);
+static CIDRS: LpmTrie<Addr, u8> = LpmTrie::with_max_entries(512, BPF_F_NO_PREALLOC);
 
 /// DNS queries on their way. Not preallocated: a pod pays for what it asks.
 #[map]
