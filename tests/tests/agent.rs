@@ -18,7 +18,7 @@ use weir_tests::{
     app::{App, Client},
     cluster::{Cluster, MODE, Pod, ZDS_SOCKET, weir},
     load::Load,
-    world::{Families, PIN_ROOT, addresses},
+    world::{Families, PIN_ROOT, addresses, pins},
     ztunnel::{Mesh, Options, Ztunnel},
 };
 
@@ -53,10 +53,6 @@ impl Fixture {
         let app = App::start(&pod.host, APP).unwrap();
         self.mesh.join(&pod.uid, &addresses(&pod.host));
         (pod, app)
-    }
-
-    fn pins(&self) -> usize {
-        std::fs::read_dir(format!("{PIN_ROOT}/v1/pods")).map_or(0, Iterator::count)
     }
 
     fn captured(&self, pod: &Pod) -> bool {
@@ -97,7 +93,7 @@ fn labels_are_followed() {
     c.wait_redirection(&shop, None).unwrap();
     c.api.set_pod_labels("legacy", "b", &[(MODE, "ambient")]);
     c.wait_redirection(&legacy, Some("enabled")).unwrap();
-    c.wait("one pod is pinned", || f.pins() == 1).unwrap();
+    c.wait("one pod is pinned", || pins() == 1).unwrap();
     assert!(!f.captured(&shop) && f.captured(&legacy));
 
     c.api.set_pod_labels("shop", "a", &[]);
@@ -107,7 +103,7 @@ fn labels_are_followed() {
 
     // A pod that goes takes its pins with it.
     assert!(c.api.delete_pod("legacy", "b"));
-    c.wait("no pod is pinned", || f.pins() == 0).unwrap();
+    c.wait("no pod is pinned", || pins() == 0).unwrap();
     c.wait("ztunnel has let go", || f.ztunnel.as_ref().is_some_and(|z| z.workloads().is_empty())).unwrap();
 }
 

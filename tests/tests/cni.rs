@@ -12,7 +12,7 @@ use weir_tests::{
     app::{App, Client},
     cluster::{Cluster, MODE, ZDS_SOCKET, gear},
     cni::{Sandbox, config},
-    world::{Child, Families, PIN_ROOT, addresses, forget_name},
+    world::{Child, Families, addresses, forget_name, pins},
     ztunnel::{Mesh, Options, Ztunnel},
 };
 
@@ -75,10 +75,6 @@ impl Fixture {
         assert!(connected, "no connection to {to}\n{}", self.cluster.agent_log());
         self.outbound() == before + 1
     }
-}
-
-fn pins() -> usize {
-    std::fs::read_dir(format!("{PIN_ROOT}/v1/pods")).map_or(0, Iterator::count)
 }
 
 /// Neither a process nor an address in the API is needed, and no first connection escapes.

@@ -15,7 +15,7 @@ use serde_json::json;
 use weir_tests::{
     cluster::{Cluster, ZDS_SOCKET},
     cni::{Outcome, Sandbox, config},
-    world::{Families, PIN_ROOT, forget_name},
+    world::{Families, forget_name, pins},
     ztunnel::{Options, Ztunnel},
 };
 
@@ -45,10 +45,6 @@ fn ztunnel() -> Ztunnel {
     let ztunnel = Ztunnel::start(Options { zds: Some(ZDS_SOCKET.into()), ..Options::default() }).unwrap();
     assert!(ztunnel.wait_ready(Duration::from_secs(10)));
     ztunnel
-}
-
-fn pins() -> usize {
-    std::fs::read_dir(format!("{PIN_ROOT}/v1/pods")).map_or(0, Iterator::count)
 }
 
 fn assert_error(outcome: &Outcome, words: &[&str]) {

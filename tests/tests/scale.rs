@@ -10,16 +10,12 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde_json::json;
 use weir_tests::{
     cluster::{Cluster, MODE, Pod, ZDS_SOCKET},
-    world::{Families, PIN_ROOT},
+    world::{Families, PIN_ROOT, pins},
     ztunnel::{Options, Ztunnel},
 };
 
 fn start_ztunnel() -> Ztunnel {
     Ztunnel::start(Options { zds: Some(ZDS_SOCKET.into()), ..Options::default() }).unwrap()
-}
-
-fn pins() -> usize {
-    std::fs::read_dir(format!("{PIN_ROOT}/v1/pods")).map_or(0, Iterator::count)
 }
 
 /// Labels toggled at random, ztunnel replaced now and then, the agent killed now and then: in the end every pod is

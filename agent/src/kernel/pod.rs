@@ -140,18 +140,20 @@ impl PodDir {
         &self.path
     }
 
+    fn classifier(&self, hook: Hook) -> Result<SchedClassifier, KernelError> {
+        SchedClassifier::from_pin(self.path.join(hook.name())).map_err(KernelError::load("a pinned program"))
+    }
+
     /// A tc program, by its pin.
     pub fn program(&self, hook: Hook) -> Result<ProgramFd, KernelError> {
-        let program = SchedClassifier::from_pin(self.path.join(hook.name()))
-            .map_err(KernelError::load("a pinned program"))?;
+        let program = self.classifier(hook)?;
         let fd = program.fd().map_err(KernelError::load("a pinned program"))?;
         fd.try_clone().map_err(KernelError::pin("opening", self.path.join(hook.name())))
     }
 
     /// Kernel id of a tc program.
     pub fn program_id(&self, hook: Hook) -> Result<u32, KernelError> {
-        let program = SchedClassifier::from_pin(self.path.join(hook.name()))
-            .map_err(KernelError::load("a pinned program"))?;
+        let program = self.classifier(hook)?;
         Ok(program.info().map_err(KernelError::load("a pinned program"))?.id())
     }
 
@@ -193,8 +195,7 @@ impl PodDir {
 
     /// What the kernel says of a tc program: how much it had to verify, how large it became.
     pub fn program_cost(&self, hook: Hook) -> Result<ProgramCost, KernelError> {
-        let program = SchedClassifier::from_pin(self.path.join(hook.name()))
-            .map_err(KernelError::load("a pinned program"))?;
+        let program = self.classifier(hook)?;
         let info = program.info().map_err(KernelError::load("a pinned program"))?;
         Ok(ProgramCost {
             verified: info.verified_instruction_count().unwrap_or_default(),

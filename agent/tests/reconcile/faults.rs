@@ -54,6 +54,17 @@ fn go_wrong(rig: &Rig, step: &'static str, fault: How, times: u32) -> Arc<Atomic
     left
 }
 
+/// A rig whose pod is enrolled already.
+async fn enrolled() -> Rig {
+    let rig = Rig::new(|world| {
+        world.label("ns", true);
+        world.create(pod("u", "a"));
+    })
+    .await;
+    rig.until("enrolled", |rig| state(rig) == Some(State::Enrolled)).await;
+    rig
+}
+
 #[tokio::test(start_paused = true)]
 async fn every_step_in_goes_wrong_then_well() {
     for step in IN {
@@ -108,12 +119,7 @@ async fn while_a_step_in_keeps_failing_the_pod_is_pending_with_the_reason() {
 async fn every_step_out_goes_wrong_then_well() {
     for step in OUT {
         for fault in FAULTS.into_iter().filter(|fault| applies(step, *fault)) {
-            let rig = Rig::new(|world| {
-                world.label("ns", true);
-                world.create(pod("u", "a"));
-            })
-            .await;
-            rig.until("enrolled", |rig| state(rig) == Some(State::Enrolled)).await;
+            let rig = enrolled().await;
             let left = go_wrong(&rig, step, fault, 2);
             rig.world.label("ns", false);
             rig.until("out", |rig| state(rig) == Some(State::Outside)).await;
@@ -128,12 +134,7 @@ async fn every_step_out_goes_wrong_then_well() {
 async fn every_step_for_a_deleted_pod_goes_wrong_then_well() {
     for step in GONE {
         for fault in FAULTS.into_iter().filter(|fault| applies(step, *fault)) {
-            let rig = Rig::new(|world| {
-                world.label("ns", true);
-                world.create(pod("u", "a"));
-            })
-            .await;
-            rig.until("enrolled", |rig| state(rig) == Some(State::Enrolled)).await;
+            let rig = enrolled().await;
             let left = go_wrong(&rig, step, fault, 2);
             rig.world.delete(&uid());
             rig.until("gone", |rig| state(rig).is_none()).await;
@@ -147,12 +148,7 @@ async fn every_step_for_a_deleted_pod_goes_wrong_then_well() {
 async fn every_step_for_a_pod_that_has_ended_goes_wrong_then_well() {
     for step in ["unannotate", "retract", "forget"] {
         for fault in FAULTS.into_iter().filter(|fault| applies(step, *fault)) {
-            let rig = Rig::new(|world| {
-                world.label("ns", true);
-                world.create(pod("u", "a"));
-            })
-            .await;
-            rig.until("enrolled", |rig| state(rig) == Some(State::Enrolled)).await;
+            let rig = enrolled().await;
             let left = go_wrong(&rig, step, fault, 2);
             rig.world.edit(&uid(), |pod| pod.terminal = true);
             rig.until("out", |rig| state(rig) == Some(State::Outside)).await;
@@ -165,12 +161,7 @@ async fn every_step_for_a_pod_that_has_ended_goes_wrong_then_well() {
 
 #[tokio::test(start_paused = true)]
 async fn a_step_out_that_keeps_failing_stops_those_behind_it() {
-    let rig = Rig::new(|world| {
-        world.label("ns", true);
-        world.create(pod("u", "a"));
-    })
-    .await;
-    rig.until("enrolled", |rig| state(rig) == Some(State::Enrolled)).await;
+    let rig = enrolled().await;
     rig.world.steps(&uid());
     go_wrong(&rig, "unannotate", How::Fails, u32::MAX);
     rig.world.label("ns", false);

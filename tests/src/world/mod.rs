@@ -34,6 +34,11 @@ pub use host::Host;
 /// Root of the pins in a world's private bpffs.
 pub const PIN_ROOT: &str = "/sys/fs/bpf/weir";
 
+/// How many directories of pods are pinned, whole or not.
+pub fn pins() -> usize {
+    std::fs::read_dir(format!("{PIN_ROOT}/v1/pods")).map_or(0, Iterator::count)
+}
+
 /// Which families a pod has addresses of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Families {
