@@ -100,7 +100,7 @@ impl MeshNode {
         self.redirector.prepare(&Self::owner(pod), pod.netns())?;
         self.serve(pod, &self.ztunnel)?;
         let old = self.redirector.switch_on(pod.netns(), overrides)?;
-        let missing = self.redirector.verify(pod.netns(), overrides)?;
+        let missing = self.redirector.verify(pod.netns(), overrides)?.missing();
         anyhow::ensure!(missing.is_empty(), "missing: {}", missing.join(", "));
         Ok(old)
     }

@@ -14,7 +14,7 @@ use crate::{
     kernel::Objects,
     netns::Netns,
     preflight,
-    redirect::{Owner, Redirector, Settings},
+    redirect::{Owner, Redirector, Settings, Verified},
 };
 
 /// What short connections get to come to their end.
@@ -85,8 +85,7 @@ fn show(redirector: &Redirector, netns: &Netns, overrides: &Overrides) -> Result
             println!("  {:<20} {total}", counter.name());
         }
     }
-    let missing = redirector.verify(netns, overrides)?;
-    if !missing.is_empty() {
+    if let Verified::Lacking(missing) = redirector.verify(netns, overrides)? {
         bail!(Degraded(format!("missing: {}", missing.join(", "))));
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 mod btf;
 pub mod heap;
+mod link;
 mod node;
 mod object;
 mod pod;

@@ -11,15 +11,12 @@ use std::{
 use aya::{
     EbpfLoader, Pod,
     maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, lpm_trie::Key},
-    programs::{
-        ProgramFd, SchedClassifier, SkLookup,
-        links::{FdLink, PinnedLink},
-    },
+    programs::{ProgramFd, SchedClassifier, SkLookup, links::FdLink},
 };
 use nix::time::{ClockId, clock_gettime};
 use weir_common::{Addr, Counters, ExcludedPort, PodConfig};
 
-use super::{KernelError, Objects, load_program};
+use super::{KernelError, Objects, link::Link, load_program};
 use crate::domain::record::{LAYOUT, Record};
 
 /// Where a tc program is attached.
@@ -234,9 +231,9 @@ impl PodDir {
         }
     }
 
-    /// Whether steer's link is there, and attached: a link whose namespace is gone answers with inode 0.
+    /// Whether steer's link is there, and attached.
     pub fn has_link(&self) -> bool {
-        PinnedLink::from_pin(self.path.join(STEER_LINK)).is_ok_and(|link| FdLink::from(link).info().is_ok())
+        Link::open(&self.path.join(STEER_LINK)).and_then(|link| link.is_attached()).unwrap_or(false)
     }
 
     /// Detaches steer.

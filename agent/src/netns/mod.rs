@@ -87,6 +87,11 @@ impl Netns {
     pub fn enter<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
         enter(self.fd.as_fd(), f)
     }
+
+    /// Moves the calling thread: for one that goes from namespace to namespace and serves nothing else.
+    pub fn move_in(&self) -> Result<(), NetnsError> {
+        move_into(self.fd.as_fd())
+    }
 }
 
 impl AsFd for Netns {
@@ -99,7 +104,7 @@ fn enter<T: Send>(fd: BorrowedFd<'_>, f: impl FnOnce() -> T + Send) -> Result<T,
     crate::work::VISITS.add(1);
     thread::scope(|scope| {
         let inside = thread::Builder::new().name("weir-netns".into()).spawn_scoped(scope, || {
-            setns(fd, CloneFlags::CLONE_NEWNET).map_err(|errno| NetnsError::Enter(errno.into()))?;
+            move_into(fd)?;
             Ok(f())
         });
         match inside {
@@ -107,6 +112,10 @@ fn enter<T: Send>(fd: BorrowedFd<'_>, f: impl FnOnce() -> T + Send) -> Result<T,
             Err(error) => Err(NetnsError::Enter(error)),
         }
     })
+}
+
+fn move_into(fd: BorrowedFd<'_>) -> Result<(), NetnsError> {
+    setns(fd, CloneFlags::CLONE_NEWNET).map_err(|errno| NetnsError::Enter(errno.into()))
 }
 
 /// Cookie of the calling thread's namespace.

@@ -1,4 +1,4 @@
-//! Tells when interfaces or addresses of a namespace change.
+//! Tells when interfaces, addresses, filters, rules or routes of a namespace change.
 
 use std::{io, os::fd::AsRawFd};
 
@@ -7,8 +7,8 @@ use tokio::io::unix::AsyncFd;
 
 use super::{Netns, NetnsError};
 
-/// `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR` and `RTMGRP_IPV6_IFADDR` of `linux/rtnetlink.h`.
-const GROUPS: u32 = 0x1 | 0x10 | 0x100;
+/// Of `linux/rtnetlink.h`: LINK, TC, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE.
+const GROUPS: u32 = 1 | 1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 18;
 
 /// A socket in the namespace that hears of every change. Needs a tokio runtime around it.
 pub struct Monitor {

@@ -6,11 +6,12 @@
 use std::{
     fs::File,
     io::{self, Read, Write},
-    path::{Path, PathBuf},
+    os::fd::OwnedFd,
+    path::Path,
 };
 
 use nix::{
-    fcntl::{OFlag, openat},
+    fcntl::{OFlag, open, openat},
     sys::stat::Mode,
 };
 
@@ -24,26 +25,25 @@ pub struct SysctlError {
     pub source: io::Error,
 }
 
-/// Sysctls of the calling thread's namespace. The two directories are looked up once: the kernel finds them among
-/// those of all namespaces one by one, which takes the longer the more pods there are.
+/// Sysctls of one namespace: that of the thread that opens them. `sys/net` is looked up once: the kernel finds it
+/// among those of all namespaces one by one, which takes the longer the more pods there are.
 pub struct Sysctls {
-    proc: PathBuf,
-    ipv4: Option<File>,
-    ipv6: Option<File>,
+    net: OwnedFd,
 }
 
 impl Sysctls {
-    /// By this proc mount. To be used on the thread that calls.
-    pub fn new(proc: &Path) -> Self {
-        let proc = proc.join("sys/net");
-        let [ipv4, ipv6] = ["ipv4", "ipv6"].map(|family| File::open(proc.join(family)).ok());
-        Self { proc, ipv4, ipv6 }
+    /// By this proc mount. To be used by threads in the namespace they were opened in.
+    pub fn open(proc: &Path) -> Result<Self, SysctlError> {
+        let net =
+            open(&proc.join("sys/net"), OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty());
+        let net = net.map_err(|errno| SysctlError { name: "net".into(), source: errno.into() })?;
+        Ok(Self { net })
     }
 
     /// Reads one, such as `net.ipv4.fwmark_reflect`; none when the kernel does not have it.
     pub fn read(&self, name: &str) -> Result<Option<String>, SysctlError> {
         let mut value = String::new();
-        match self.open(name, OFlag::O_RDONLY).and_then(|mut file| file.read_to_string(&mut value)) {
+        match self.file(name, OFlag::O_RDONLY).and_then(|mut file| file.read_to_string(&mut value)) {
             Ok(_) => Ok(Some(value.trim().to_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(SysctlError { name: name.to_owned(), source }),
@@ -52,20 +52,13 @@ impl Sysctls {
 
     /// Writes one.
     pub fn write(&self, name: &str, value: &str) -> Result<(), SysctlError> {
-        self.open(name, OFlag::O_WRONLY)
+        self.file(name, OFlag::O_WRONLY)
             .and_then(|mut file| file.write_all(value.as_bytes()))
             .map_err(|source| SysctlError { name: name.to_owned(), source })
     }
 
-    fn open(&self, name: &str, how: OFlag) -> io::Result<File> {
-        let mut parts = name.splitn(3, '.');
-        let (_, family, rest) = (parts.next(), parts.next(), parts.next().unwrap_or_default());
-        let path = rest.replace('.', "/");
-        let directory = if family == Some("ipv4") { &self.ipv4 } else { &self.ipv6 };
-        let Some(directory) = directory else {
-            // There is none, or the mount is no proc: the error says which.
-            return File::open(self.proc.join(family.unwrap_or_default()).join(path));
-        };
-        Ok(openat(directory, path.as_str(), how | OFlag::O_CLOEXEC, Mode::empty())?.into())
+    fn file(&self, name: &str, how: OFlag) -> io::Result<File> {
+        let path = name.strip_prefix("net.").unwrap_or(name).replace('.', "/");
+        Ok(openat(&self.net, path.as_str(), how | OFlag::O_CLOEXEC, Mode::empty())?.into())
     }
 }

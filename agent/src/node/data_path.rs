@@ -18,7 +18,7 @@ use crate::{
     },
     netns::discover::{DiscoverError, Discovery},
     reconcile::{DataPath, Netns, Recovered, SwitchedOn, blocking},
-    redirect::{Owner, RedirectError, Redirector},
+    redirect::{Owner, RedirectError, Redirector, Verified},
 };
 
 /// What short connections get to come to their end at un-enrolment. The app's new ones wait meanwhile, and try
@@ -145,11 +145,14 @@ impl DataPath for NodeDataPath {
             let captured_at = parts.redirector.captured_at(&netns)?;
             let name = format!("{}/{}", tracked.info.namespace, tracked.info.name);
             parts.tracked.add(&tracked.uid, name, netns.clone(), captured_at, overrides.existing);
-            let missing = parts.redirector.verify(&netns, &overrides)?;
-            if missing.is_empty() {
-                parts.handed.set_captured(&tracked.uid, netns.cookie());
+            match parts.redirector.verify(&netns, &overrides)? {
+                Verified::Right(glance) => {
+                    parts.tracked.seen_right(&tracked.uid, netns.cookie(), glance);
+                    parts.handed.set_captured(&tracked.uid, netns.cookie());
+                    Ok(Vec::new())
+                }
+                Verified::Lacking(missing) => Ok(missing),
             }
-            Ok(missing)
         });
         match missing.await {
             Ok(missing) if missing.is_empty() => Ok(()),

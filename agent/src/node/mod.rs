@@ -75,8 +75,14 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
     tokio::spawn(tracked.clone().watch_deadlines(redirector.clone()));
     let defaults = Defaults { dns: config.dns_capture, existing: args.existing()? };
     let handed = Handed::default();
-    let data_path =
-        NodeDataPath::new(redirector.clone(), discovery, defaults, tracked, handed.clone(), notices.clone());
+    let data_path = NodeDataPath::new(
+        redirector.clone(),
+        discovery,
+        defaults,
+        tracked.clone(),
+        handed.clone(),
+        notices.clone(),
+    );
     info!(node = config.node_name, "data path ready");
 
     let cache = Arc::new(Pods::new(config.policy()));
@@ -103,6 +109,7 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
         reconciler: handle.clone(),
         bpffs: args.paths.bpffs.clone(),
     }));
+    let home = host.clone();
     let requests = Requests {
         cache,
         reconciler: handle.clone(),
@@ -116,7 +123,8 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
     reconciler.recover().await;
     members.set_complete();
     tokio::spawn(ztunnel::retry_on_arrival(members, handle.clone()));
-    tokio::spawn(verify::keep_verifying(handle.clone(), args.verify_interval()?));
+    verify::keep_glancing(tracked, handle.clone(), home, args.verify_interval()?)
+        .context("the verifier's thread")?;
     tokio::spawn(async move {
         while let Some(uid) = changes.recv().await {
             handle.recheck([uid]);

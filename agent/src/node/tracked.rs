@@ -13,11 +13,14 @@ use tracing::{info, warn};
 use crate::{
     domain::{overrides::Existing, workload::PodUid},
     netns::{Netns, monitor::Monitor},
-    redirect::Redirector,
+    redirect::{Glance, Redirector},
 };
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(250);
+
+/// Between two looks because of changes in one pod.
+const CALM: Duration = Duration::from_millis(250);
 
 /// Shared by the data path, which adds and removes, and the task that watches the clock.
 #[derive(Clone)]
@@ -34,6 +37,18 @@ struct Entry {
     /// What the deadline was made of: another makes another.
     made_of: (Duration, Existing),
     listener: JoinHandle<()>,
+    /// How to see that all is as it was when all was right.
+    glance: Option<Arc<Glance>>,
+}
+
+/// A captured pod, to be looked at again.
+pub struct Watched {
+    /// Whose.
+    pub uid: PodUid,
+    /// Where.
+    pub netns: Netns,
+    /// How.
+    pub glance: Arc<Glance>,
 }
 
 impl Drop for Entry {
@@ -43,7 +58,7 @@ impl Drop for Entry {
 }
 
 impl Tracked {
-    /// Tells `changed` of pods whose interfaces or addresses have changed.
+    /// Tells `changed` of pods in which something has changed that the kernel tells of.
     pub fn new(changed: UnboundedSender<PodUid>) -> Self {
         Self { pods: Arc::default(), changed }
     }
@@ -63,7 +78,24 @@ impl Tracked {
             return;
         }
         let listener = tokio::spawn(listen(uid.clone(), netns.clone(), self.changed.clone()));
-        pods.insert(uid.clone(), Entry { netns, name, deadline, made_of: (captured_at, existing), listener });
+        let made_of = (captured_at, existing);
+        pods.insert(uid.clone(), Entry { netns, name, deadline, made_of, listener, glance: None });
+    }
+
+    /// A look at everything found all right.
+    pub fn seen_right(&self, uid: &PodUid, cookie: u64, glance: Glance) {
+        if let Some(entry) = self.lock().get_mut(uid).filter(|entry| entry.netns.cookie() == cookie) {
+            entry.glance = Some(Arc::new(glance));
+        }
+    }
+
+    /// The pods that were right when they were looked at last.
+    pub fn watched(&self) -> Vec<Watched> {
+        let watched = |(uid, entry): (&PodUid, &Entry)| {
+            let glance = Arc::clone(entry.glance.as_ref()?);
+            Some(Watched { uid: uid.clone(), netns: entry.netns.clone(), glance })
+        };
+        self.lock().iter().filter_map(watched).collect()
     }
 
     /// Lets go of a pod that is not captured any more.
@@ -120,6 +152,8 @@ async fn listen(uid: PodUid, netns: Netns, changed: UnboundedSender<PodUid>) {
         if changed.send(uid.clone()).is_err() {
             return;
         }
+        // The first change at once, more of them together: who changes things all the time shall not keep us busy.
+        tokio::time::sleep(CALM).await;
     }
 }
 

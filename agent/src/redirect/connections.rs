@@ -4,14 +4,13 @@ use std::net::IpAddr;
 
 use weir_common::{OLD_MARK, is_marked};
 
-use super::RedirectError;
 use crate::netns::{
     netlink::NetlinkError,
     sockets::{self, TcpSocket, state},
 };
 
 /// ztunnel's ports on which nobody with its mark listens, in words.
-pub(super) fn missing_listeners() -> Result<Vec<String>, RedirectError> {
+pub(super) fn missing_listeners() -> Result<Vec<String>, NetlinkError> {
     let ports = [weir_common::OUTBOUND_PORT, weir_common::INBOUND_PORT, weir_common::HBONE_PORT];
     let found = sockets::listeners(ports)?;
     if found.iter().all(|found| found.as_ref().is_some_and(|socket| is_marked(socket.mark))) {

@@ -14,6 +14,7 @@ mod connections;
 mod error;
 mod exclusions;
 mod filters;
+mod glance;
 mod owners;
 mod pinned;
 mod routing;
@@ -30,6 +31,7 @@ use std::{
 pub use error::RedirectError;
 use error::directory;
 use exclusions::Exclusions;
+pub use glance::Glance;
 use owners::Owners;
 pub use pinned::{Pinned, pinned};
 pub use routing::{RULE_BASE, TABLE};
@@ -64,6 +66,24 @@ pub struct Owner {
     pub info: WorkloadInfo,
 }
 
+/// What a look at everything found.
+pub enum Verified {
+    /// All is right; how it can be seen cheaply that it still is.
+    Right(Glance),
+    /// What is not as it must be, in words.
+    Lacking(Vec<String>),
+}
+
+impl Verified {
+    /// What is not as it must be; empty when all is right.
+    pub fn missing(self) -> Vec<String> {
+        match self {
+            Self::Right(_) => Vec::new(),
+            Self::Lacking(missing) => missing,
+        }
+    }
+}
+
 /// The data path of every pod of a node.
 pub struct Redirector {
     settings: Settings,
@@ -74,7 +94,7 @@ pub struct Redirector {
 
 /// ztunnel's listeners that are missing in a namespace, in words.
 pub fn missing_listeners(netns: &Netns) -> Result<Vec<String>, RedirectError> {
-    netns.enter(connections::missing_listeners)?
+    Ok(netns.enter(connections::missing_listeners)??)
 }
 
 /// Switches of a pod that is captured.
@@ -330,17 +350,18 @@ impl Redirector {
         Ok(old.len())
     }
 
-    /// What is not as it must be, in words; empty when all is right.
-    pub fn verify(&self, netns: &Netns, overrides: &Overrides) -> Result<Vec<String>, RedirectError> {
+    /// Looks at everything.
+    pub fn verify(&self, netns: &Netns, overrides: &Overrides) -> Result<Verified, RedirectError> {
         let dir = self.dir(netns.cookie());
-        let mut missing = Vec::new();
-        // One visit for all: this is done again and again for every pod.
-        netns.enter(|| -> Result<(), RedirectError> {
+        // One visit for all.
+        netns.enter(|| -> Result<Verified, RedirectError> {
+            let mut missing = Vec::new();
             let shape = Shape::of_current()?;
+            let config = captured(&shape, overrides);
             if !dir.has_link() {
                 missing.push("steer's link".to_owned());
             }
-            if dir.config()? != captured(&shape, overrides) {
+            if dir.config()? != config {
                 missing.push("the pod's switches".to_owned());
             }
             if !dir.has_own(&shape.own())? {
@@ -350,9 +371,12 @@ impl Redirector {
             missing.extend(routing::missing(&shape, overrides)?);
             missing.extend(sysctls::missing(&self.settings.proc, &shape)?);
             missing.extend(connections::missing_listeners()?);
-            Ok(())
-        })??;
-        Ok(missing)
+            if missing.is_empty() {
+                Ok(Verified::Right(Glance::here(dir, config, &self.settings.proc, &shape)?))
+            } else {
+                Ok(Verified::Lacking(missing))
+            }
+        })?
     }
 
     /// Lets no new connection be captured: from outside they reach the app, the app's own wait for their retry.
