@@ -3,9 +3,11 @@
 
 pub mod apiserver;
 pub mod app;
+pub mod bench;
 pub mod cluster;
 pub mod cni;
 pub mod dns_client;
+pub mod istio;
 pub mod load;
 pub mod mesh_node;
 pub mod observer;

@@ -2,13 +2,10 @@
 //! weir is compared with, and that the comparison is a fair one.
 #![cfg(feature = "root")]
 
-use std::{
-    io::Write,
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::time::Duration;
 
 use weir_tests::{
+    istio::{self, Backend},
     mesh_node::MeshNode,
     rapid::{Close, Plan, Server},
     world::{Families, Host, run_in},
@@ -19,43 +16,9 @@ const COUNT: u32 = 500;
 /// Not an ephemeral port: nothing of before is in its way.
 const SOURCE_PORT: u16 = 20_000;
 
-/// In-pod rules of Istio's agent for one family (its `default.golden`, without DNS).
-const RULES: &str = "\
-*mangle
-:ISTIO_PRERT - [0:0]
-:ISTIO_OUTPUT - [0:0]
--A PREROUTING -j ISTIO_PRERT
--A OUTPUT -j ISTIO_OUTPUT
--A ISTIO_PRERT -m mark --mark 0x539/0xfff -j CONNMARK --set-xmark 0x111/0xfff
--A ISTIO_OUTPUT -m connmark --mark 0x111/0xfff -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff
-COMMIT
-*nat
-:ISTIO_PRERT - [0:0]
-:ISTIO_OUTPUT - [0:0]
--A OUTPUT -j ISTIO_OUTPUT
--A PREROUTING -j ISTIO_PRERT
--A ISTIO_PRERT ! -d LOOPBACK -p tcp ! --dport 15008 -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15006
--A ISTIO_OUTPUT -p tcp -m mark --mark 0x111/0xfff -j ACCEPT
--A ISTIO_OUTPUT ! -d LOOPBACK -o lo -j ACCEPT
--A ISTIO_OUTPUT ! -d LOOPBACK -p tcp -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15001
-COMMIT
-";
-
 fn apply(pod: &Host) {
-    for (program, loopback) in [("iptables-restore", "127.0.0.1/32"), ("ip6tables-restore", "::1/128")] {
-        let rules = RULES.replace("LOOPBACK", loopback);
-        let mut restore =
-            pod.inside(|| Command::new(program).arg("--noflush").stdin(Stdio::piped()).spawn()).unwrap();
-        restore.stdin.take().unwrap().write_all(rules.as_bytes()).unwrap();
-        assert!(restore.wait().unwrap().success(), "{program}");
-    }
-    pod.configure(&[
-        "rule add fwmark 0x111/0xfff pref 32764 lookup 100",
-        "route add local 0.0.0.0/0 dev lo table 100",
-    ])
-    .unwrap();
-    pod.configure(&["-6 rule add fwmark 0x111/0xfff pref 32764 lookup 100"]).unwrap();
-    pod.configure(&["-6 route add local ::/0 dev lo table 100"]).unwrap();
+    Backend::IptablesNft.apply(pod).unwrap();
+    istio::route(pod).unwrap();
 }
 
 #[test]

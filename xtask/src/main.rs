@@ -1,5 +1,6 @@
 //! `cargo xtask`: everything about weir that plain `cargo` cannot do.
 
+mod bench;
 mod debian;
 mod demo;
 mod ebpf;
@@ -35,6 +36,13 @@ enum Command {
     },
     /// Show weir at work: pods in network namespaces, a stand-in ztunnel, the agent (takes root)
     Demo,
+    /// Measure weir beside the limit of loopback and beside Istio's rules (takes root); `--help` tells more
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// Arguments of the measuring program
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -47,6 +55,7 @@ fn main() -> ExitCode {
             result => result.map(|_| ()),
         },
         Command::Demo => demo::run(),
+        Command::Bench { args } => bench::run(&args),
     };
     // Not `main() -> Result`: with RUST_BACKTRACE set that buries the message under a backtrace.
     match result {

@@ -12,6 +12,9 @@ pub type Needed = (&'static str, &'static str);
 /// What the demo runs.
 pub const DEMO: &[Needed] = &[("ip", "iproute2")];
 
+/// What the measurements run.
+pub const BENCH: &[Needed] = &[("ip", "iproute2"), ("iptables-save", "iptables"), ("nft", "nftables")];
+
 /// What the integration tests run.
 pub const TESTS: &[Needed] = &[
     ("ip", "iproute2"),
