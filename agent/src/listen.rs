@@ -1,4 +1,4 @@
-//! Listening sockets of the agent: SOCK_SEQPACKET, for root or one user, in a directory of their own.
+//! Listening sockets of the agent: for root or one user, in a directory of their own.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -74,8 +74,7 @@ fn inode(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|m| (m.dev(), m.ino()))
 }
 
-/// Binds a socket that only `owner` (root when not given) can reach, and makes its directory when there is none.
-/// `flag` is what sets the path on the command line. Needs a tokio runtime around it.
+/// Binds a SOCK_SEQPACKET socket: see [`bind_with`].
 ///
 /// # Errors
 /// See [`BindError`].
@@ -84,6 +83,20 @@ pub fn bind(
     owner: Option<u32>,
     flag: &'static str,
 ) -> Result<(UnixSeqpacketListener, SocketFile), BindError> {
+    bind_with(path, owner, flag, |path| UnixSeqpacketListener::bind(path))
+}
+
+/// Binds a socket that only `owner` (root when not given) can reach, and makes its directory when there is none.
+/// `flag` is what sets the path on the command line. Needs a tokio runtime around it.
+///
+/// # Errors
+/// See [`BindError`].
+pub fn bind_with<L>(
+    path: &Path,
+    owner: Option<u32>,
+    flag: &'static str,
+    listen: impl FnOnce(&Path) -> io::Result<L>,
+) -> Result<(L, SocketFile), BindError> {
     let dir = match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
@@ -101,7 +114,7 @@ pub fn bind(
     let _lock = Flock::lock(dir_fd, FlockArg::LockExclusive)
         .map_err(|(_, e)| failed("lock", dir)(io::Error::from(e)))?;
     remove_stale(path, flag)?;
-    let listener = UnixSeqpacketListener::bind(path).map_err(failed("listen on", path))?;
+    let listener = listen(path).map_err(failed("listen on", path))?;
     let inode = inode(path).map_err(failed("look at", path))?;
     let socket_file = SocketFile { path: path.to_owned(), inode };
     let only_owner = fs::Permissions::from_mode(0o600);

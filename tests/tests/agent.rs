@@ -459,8 +459,9 @@ fn status_works_without_the_agent() {
     let output = Command::new(weir().unwrap()).args(["status", "--json"]).output().unwrap();
     assert!(output.status.success());
     let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let row = &rows[0];
-    assert_eq!(rows.as_array().unwrap().len(), 1, "{rows}");
+    assert_eq!(rows["agent"], json!(null));
+    let row = &rows["pods"][0];
+    assert_eq!(rows["pods"].as_array().unwrap().len(), 1, "{rows}");
     assert_eq!((&row["namespace"], &row["name"], &row["uid"]), (&json!("shop"), &json!("a"), &json!(a.uid)));
     assert_eq!(row["state"], "captured");
     let counted = row["counters"].as_array().unwrap();

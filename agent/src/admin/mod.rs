@@ -1,9 +1,16 @@
-//! What the agent tells about itself over HTTP: `/metrics`, `/healthz`, `/readyz`.
+//! What the agent tells about itself over HTTP: `/metrics`, `/healthz`, `/readyz`; on a socket of its own the pods it
+//! knows, and the level of its log.
 #![forbid(unsafe_code)]
 
+pub mod log;
 mod metrics;
+mod socket;
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use anyhow::{Context, Result};
 use axum::{
@@ -34,20 +41,42 @@ pub struct Sources {
     pub reconciler: Handle,
     /// Where pods are pinned.
     pub bpffs: PathBuf,
+    /// The node.
+    pub node: String,
+    /// The log.
+    pub log: log::Level,
 }
 
-/// Two bound sockets. A port that cannot be had is an error at start, not later.
+impl Sources {
+    /// What keeps the agent from being ready.
+    fn missing(&self) -> Vec<String> {
+        let mut missing = Vec::new();
+        let sync = self.cache.sync();
+        for (what, listed) in [("pods", sync.pods.listed), ("namespaces", sync.namespaces.listed)] {
+            if !listed {
+                missing.push(format!("{what} have not been listed yet"));
+            }
+        }
+        if !self.members.is_complete() {
+            missing.push("what an earlier agent left has not been taken over yet".to_owned());
+        }
+        missing
+    }
+}
+
+/// Three bound sockets. What cannot be had is an error at start, not later.
 pub struct Admin {
     metrics: TcpListener,
     health: TcpListener,
+    socket: socket::Socket,
 }
 
 impl Admin {
-    /// Binds both.
+    /// Binds all.
     ///
     /// # Errors
     /// When one cannot be had.
-    pub async fn bind(metrics: SocketAddr, health: SocketAddr) -> Result<Self> {
+    pub async fn bind(metrics: SocketAddr, health: SocketAddr, socket: &Path) -> Result<Self> {
         let bind = async |what, flag, addr| {
             let bound = TcpListener::bind(addr).await;
             bound.with_context(|| format!("{what} on {addr}: choose another with {flag}"))
@@ -55,6 +84,7 @@ impl Admin {
         let admin = Self {
             metrics: bind("metrics", "--metrics-addr", metrics).await?,
             health: bind("health", "--health-addr", health).await?,
+            socket: socket::Socket::bind(socket)?,
         };
         tracing::info!(
             metrics = %admin.metrics.local_addr()?,
@@ -73,10 +103,12 @@ impl Admin {
         let health = Router::new()
             .route("/healthz", get(|| async { "ok\n" }))
             .route("/readyz", get(ready))
-            .with_state(sources);
-        tokio::try_join!(async { axum::serve(self.metrics, metrics).await }, async {
-            axum::serve(self.health, health).await
-        },)?;
+            .with_state(sources.clone());
+        tokio::try_join!(
+            async { axum::serve(self.metrics, metrics).await },
+            async { axum::serve(self.health, health).await },
+            self.socket.run(sources),
+        )?;
         Ok(())
     }
 }
@@ -94,16 +126,7 @@ async fn scrape(State(sources): State<Sources>) -> Response {
 /// Ready is: both watches listed, an earlier agent's pods taken over, a snapshot can be served. Not: a ztunnel is
 /// there.
 async fn ready(State(sources): State<Sources>) -> impl IntoResponse {
-    let mut missing = Vec::new();
-    let sync = sources.cache.sync();
-    for (what, listed) in [("pods", sync.pods.listed), ("namespaces", sync.namespaces.listed)] {
-        if !listed {
-            missing.push(format!("{what} have not been listed yet"));
-        }
-    }
-    if !sources.members.is_complete() {
-        missing.push("what an earlier agent left has not been taken over yet".to_owned());
-    }
+    let missing = sources.missing();
     if missing.is_empty() {
         (StatusCode::OK, "ready\n".to_owned())
     } else {

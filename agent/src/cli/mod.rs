@@ -1,12 +1,18 @@
 //! The command line.
 
+mod client;
 mod install;
+mod log;
 mod redirect;
 mod status;
+mod top;
 
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Args, Parser, Subcommand};
+
+/// Where a running agent answers.
+pub const ADMIN_SOCKET: &str = "/run/weir/admin.sock";
 
 /// Exit status: done.
 const DONE: u8 = 0;
@@ -35,8 +41,12 @@ enum Command {
     Install(install::InstallArgs),
     /// Takes it away again.
     Uninstall(install::PlacesArgs),
-    /// The pods of this node, from what is pinned; needs no agent.
+    /// The pods of this node, from the agent and from what is pinned; needs no agent.
     Status(status::StatusArgs),
+    /// The counters of every pod, live; needs no agent.
+    Top(top::TopArgs),
+    /// Shows or changes what the running agent logs.
+    Log(log::LogArgs),
 }
 
 /// Where things are on this machine; in a container the host's are mounted elsewhere.
@@ -69,6 +79,8 @@ pub fn run() -> ExitCode {
         Command::Install(args) => ("install", install::run(&args)),
         Command::Uninstall(args) => ("uninstall", install::undo(&args)),
         Command::Status(args) => ("status", status::run(&args)),
+        Command::Top(args) => ("top", top::run(&args)),
+        Command::Log(args) => ("log", log::run(&args)),
     };
     match result {
         Ok(()) => ExitCode::from(DONE),

@@ -14,7 +14,7 @@ use crate::{
     kernel::Objects,
     netns::Netns,
     preflight,
-    redirect::{Owner, Redirector, Settings, Verified},
+    redirect::{Owner, Redirector, Settings},
 };
 
 /// What short connections get to come to their end.
@@ -85,7 +85,8 @@ fn show(redirector: &Redirector, netns: &Netns, overrides: &Overrides) -> Result
             println!("  {:<20} {total}", counter.name());
         }
     }
-    if let Verified::Lacking(missing) = redirector.verify(netns, overrides)? {
+    let missing = redirector.verify(netns, overrides)?.missing();
+    if !missing.is_empty() {
         bail!(Degraded(format!("missing: {}", missing.join(", "))));
     }
     Ok(())

@@ -1,109 +1,105 @@
-//! `weir status`: the pods of this node, from what is pinned.
+//! `weir status`: the pods of this node, by what the agent knows and by what is pinned. Either is enough.
 
-use std::{io::Write, path::PathBuf, time::Duration};
+mod row;
+mod table;
 
-use anyhow::Result;
+use std::{io::Write, path::PathBuf};
+
+use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
-use weir_common::{Counter, Family, PodFlags};
 
-use crate::redirect::{Pinned, pinned};
+use self::row::Row;
+use super::{Degraded, Paths, client};
+use crate::{
+    domain::report::{NodeReport, ZtunnelReport},
+    netns::{Netns, discover::Discovery},
+    redirect::pinned,
+};
 
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// Directory on bpffs for all that is pinned.
-    #[arg(long, env = "WEIR_BPFFS", default_value = "/sys/fs/bpf/weir", value_name = "DIR")]
-    bpffs: PathBuf,
+    /// Only this pod.
+    #[arg(long, value_name = "NAMESPACE/NAME")]
+    pod: Option<String>,
+    /// Looks into every captured pod, and says what is wrong and what to do.
+    #[arg(long)]
+    why: bool,
     /// Machine output.
     #[arg(long)]
     json: bool,
+    /// Where the agent answers.
+    #[arg(long, env = "WEIR_ADMIN_SOCKET", default_value = super::ADMIN_SOCKET, value_name = "PATH")]
+    admin_socket: PathBuf,
+    #[command(flatten)]
+    paths: Paths,
 }
 
-/// One pod.
+/// All that is shown.
 #[derive(Debug, Serialize)]
-struct Row {
-    namespace: String,
-    name: String,
-    uid: String,
-    netns_cookie: u64,
-    state: &'static str,
-    since_seconds: u64,
-    counters: Vec<Count>,
+struct Status {
+    agent: Option<Agent>,
+    pods: Vec<Row>,
 }
 
-/// One counter that is not zero.
+/// The agent that answered.
 #[derive(Debug, Serialize)]
-struct Count {
-    reason: &'static str,
-    ipv4: u64,
-    ipv6: u64,
+struct Agent {
+    version: String,
+    node: String,
+    missing: Vec<String>,
+    ztunnels: Vec<ZtunnelReport>,
 }
 
 pub fn run(args: &StatusArgs) -> Result<()> {
-    let now = std::time::SystemTime::now();
-    let now = now.duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
-    let rows: Vec<Row> = pinned(&args.bpffs).into_iter().map(|pod| row(pod, now)).collect();
+    let report = client::report(&args.admin_socket)?;
+    let mut rows = rows(args, report.as_ref());
+    if let Some(pod) = &args.pod {
+        rows.retain(|row| row.pod() == *pod);
+        if rows.is_empty() {
+            let known = if report.is_some() { "is on this node" } else { "is pinned, and no agent answers" };
+            bail!("no pod {pod} {known}");
+        }
+    }
+    let agent = report.map(|report| {
+        let NodeReport { version, node, missing, ztunnels, .. } = report;
+        Agent { version, node, missing, ztunnels }
+    });
+    let status = Status { agent, pods: rows };
     let mut out = std::io::stdout().lock();
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &rows)?;
+        serde_json::to_writer_pretty(&mut out, &status)?;
         writeln!(out)?;
     } else {
-        table(&mut out, &rows)?;
+        table::write(&mut out, &status)?;
+    }
+    out.flush()?;
+    let broken = status.pods.iter().filter(|row| row.is_broken()).count();
+    if args.why && broken > 0 {
+        bail!(Degraded(format!("{broken} of {} pods are not as they must be", status.pods.len())));
     }
     Ok(())
 }
 
-fn row(pod: Pinned, now: u64) -> Row {
-    let state = match pod.config.flags {
-        _ if !pod.linked => "broken",
-        flags if flags.has(PodFlags::DRAINING) => "draining",
-        flags if flags.has(PodFlags::INBOUND) => "captured",
-        flags if flags.has(PodFlags::SWITCHING_ON) => "switching_on",
-        _ => "prepared",
-    };
-    let counters = Counter::ALL
-        .iter()
-        .filter(|counter| pod.counters.total(**counter) > 0)
-        .map(|&counter| Count {
-            reason: counter.name(),
-            ipv4: pod.counters.get(counter, Family::V4),
-            ipv6: pod.counters.get(counter, Family::V6),
-        })
-        .collect::<Vec<_>>();
-    let old = [("adopted", pod.old.adopted), ("expired", pod.old.expired)]
-        .map(|(reason, [ipv4, ipv6])| Count { reason, ipv4, ipv6 });
-    let old = old.into_iter().filter(|count| count.ipv4 + count.ipv6 > 0);
-    let counters = counters.into_iter().chain(old).collect();
-    Row {
-        namespace: pod.record.namespace,
-        name: pod.record.name,
-        uid: pod.record.uid,
-        netns_cookie: pod.record.cookie,
-        state,
-        since_seconds: now.saturating_sub(pod.record.since),
-        counters,
+/// What is pinned and what the agent tells, laid side by side by UID.
+fn rows(args: &StatusArgs, report: Option<&NodeReport>) -> Vec<Row> {
+    let host = Netns::open(&args.paths.host_netns());
+    let discovery = host.ok().map(|host| Discovery::new(args.paths.proc.clone(), host));
+    let told = report.map(|report| report.pods.as_slice()).unwrap_or_default();
+    let mut rows: Vec<Row> = Vec::new();
+    for pod in pinned(&args.paths.bpffs) {
+        let told = told.iter().find(|told| told.uid == pod.record.uid);
+        let name = format!("{}/{}", pod.record.namespace, pod.record.name);
+        // Looking into a namespace costs some milliseconds: only where somebody wants to know.
+        let asked = args.why || args.pod.as_ref() == Some(&name);
+        let look = asked.then(|| row::look(&args.paths, discovery.as_ref(), &pod));
+        rows.push(Row::pinned(pod, told, look));
     }
-}
-
-fn table(out: &mut impl Write, rows: &[Row]) -> std::io::Result<()> {
-    let pod = |row: &Row| format!("{}/{}", row.namespace, row.name);
-    let width = rows.iter().map(|row| pod(row).len()).max().unwrap_or(0).max(3);
-    writeln!(out, "{:<width$}  {:<12}  {:>8}  {:>8}  COUNTERS", "POD", "STATE", "SINCE", "NETNS")?;
-    for row in rows {
-        let counters: Vec<String> = row
-            .counters
-            .iter()
-            .map(|count| format!("{}={}", count.reason, count.ipv4 + count.ipv6))
-            .collect();
-        writeln!(
-            out,
-            "{:<width$}  {:<12}  {:>8}  {:>8}  {}",
-            pod(row),
-            row.state,
-            format!("{:?}", Duration::from_secs(row.since_seconds)),
-            row.netns_cookie,
-            counters.join(" ")
-        )?;
+    for told in told {
+        if !rows.iter().any(|row| row.is(&told.uid)) {
+            rows.push(Row::told(told));
+        }
     }
-    Ok(())
+    rows.sort_by_key(Row::pod);
+    rows
 }

@@ -10,6 +10,8 @@ pub mod notice;
 pub mod overrides;
 pub mod reason;
 pub mod record;
+pub mod remedy;
+pub mod report;
 pub mod selector;
 pub mod workload;
 pub mod yaml;

@@ -61,6 +61,33 @@ pub enum Reason {
     SwitchOffFailed,
     /// What was kept for a pod that is gone could not be removed.
     ForgetFailed,
+    // What a look at a captured pod finds wrong.
+    /// The link that attaches steer to the namespace is gone.
+    LinkGone,
+    /// The pod's switches are not as its annotations ask for.
+    SwitchesWrong,
+    /// The programs do not know the addresses that the pod has.
+    AddressesWrong,
+    /// A tc filter of ours is missing, or another program is in its place.
+    FilterGone,
+    /// Somebody else's tc filter sits on a hook of ours.
+    ForeignFilter,
+    /// A routing rule or route of ours is missing, or one is there that should not be.
+    RuleWrong,
+    /// A sysctl of the pod is not as capture needs it.
+    SysctlWrong,
+    /// IPv6 was switched off in a pod that was captured with it.
+    Ipv6Off,
+    /// ztunnel does not listen in the pod.
+    NoListener,
+    /// A map of the pod's programs has no more room.
+    MapFull,
+    /// The pod runs in another namespace than the one that is captured.
+    NetnsOther,
+    /// The pod is prepared, and not captured yet.
+    NotCaptured,
+
+    // Neither of these.
     /// A fault asked for by the test configuration.
     Fault,
     /// A defect in weir itself; the log has more.
@@ -69,7 +96,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for metrics that want a series for each.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 38] = [
         Self::Selected,
         Self::NotSelected,
         Self::HostNetwork,
@@ -94,6 +121,18 @@ impl Reason {
         Self::RetractFailed,
         Self::SwitchOffFailed,
         Self::ForgetFailed,
+        Self::LinkGone,
+        Self::SwitchesWrong,
+        Self::AddressesWrong,
+        Self::FilterGone,
+        Self::ForeignFilter,
+        Self::RuleWrong,
+        Self::SysctlWrong,
+        Self::Ipv6Off,
+        Self::NoListener,
+        Self::MapFull,
+        Self::NetnsOther,
+        Self::NotCaptured,
         Self::Fault,
         Self::Internal,
     ];
@@ -125,6 +164,18 @@ impl Reason {
             Self::RetractFailed => "retract_failed",
             Self::SwitchOffFailed => "switch_off_failed",
             Self::ForgetFailed => "forget_failed",
+            Self::LinkGone => "link_gone",
+            Self::SwitchesWrong => "switches_wrong",
+            Self::AddressesWrong => "addresses_wrong",
+            Self::FilterGone => "filter_gone",
+            Self::ForeignFilter => "foreign_filter",
+            Self::RuleWrong => "rule_wrong",
+            Self::SysctlWrong => "sysctl_wrong",
+            Self::Ipv6Off => "ipv6_off",
+            Self::NoListener => "no_listener",
+            Self::MapFull => "map_full",
+            Self::NetnsOther => "netns_other",
+            Self::NotCaptured => "not_captured",
             Self::Fault => "fault",
             Self::Internal => "internal",
         }
@@ -138,7 +189,7 @@ impl fmt::Display for Reason {
 }
 
 /// What kept a step from succeeding, and the particulars in words.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{reason}: {detail}")]
 pub struct Failure {
     /// The kind of failure.

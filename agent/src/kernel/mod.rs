@@ -9,7 +9,7 @@ mod pod;
 
 pub use node::{Adopted, NodeObjects};
 pub use object::{ObjectError, Objects};
-pub use pod::{Hook, OldConnections, PodDir, PodPrograms, ProgramCost, raw_fd};
+pub use pod::{Fill, Hook, OldConnections, PodDir, PodPrograms, ProgramCost, raw_fd};
 
 use std::{io, path::PathBuf};
 
@@ -48,6 +48,16 @@ pub enum KernelError {
 }
 
 impl KernelError {
+    /// A map has no more room.
+    pub fn is_full(&self) -> bool {
+        use aya::{maps::MapError, sys::SyscallError};
+        let Self::Load { source, .. } = self else { return false };
+        let Some(MapError::SyscallError(SyscallError { io_error, .. })) = source.downcast_ref() else {
+            return false;
+        };
+        matches!(io_error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC))
+    }
+
     fn load<E: std::error::Error + Send + Sync + 'static>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::Load { what, source: Box::new(source) }
     }

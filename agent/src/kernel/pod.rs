@@ -14,7 +14,7 @@ use aya::{
     programs::{ProgramFd, SchedClassifier, SkLookup, links::FdLink},
 };
 use nix::time::{ClockId, clock_gettime};
-use weir_common::{Addr, Counters, ExcludedPort, PodConfig};
+use weir_common::{Addr, Counters, DnsSlot, DnsSlotKey, ExcludedPort, PodConfig};
 
 use super::{KernelError, Objects, link::Link, load_program};
 use crate::domain::record::{LAYOUT, Record};
@@ -64,6 +64,17 @@ pub struct ProgramCost {
     pub verified: u32,
     /// Bytes of machine code.
     pub jitted: u32,
+}
+
+/// How full a map is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// Which.
+    pub map: &'static str,
+    /// Entries in it.
+    pub used: usize,
+    /// Entries it has room for.
+    pub room: usize,
 }
 
 /// Maps that are pinned with the pod. The node's map is opened by its own pin.
@@ -154,11 +165,16 @@ impl PodDir {
         Ok(program.info().map_err(KernelError::load("a pinned program"))?.id())
     }
 
-    /// Whether the map of the pod's own addresses says exactly this.
-    pub fn has_own(&self, addresses: &[Addr]) -> Result<bool, KernelError> {
+    /// The map of the pod's own addresses.
+    pub fn own(&self) -> Result<Vec<Addr>, KernelError> {
         let map = Map::HashMap(self.map("OWN")?);
         let map: HashMap<_, Addr, u8> = HashMap::try_from(map).map_err(KernelError::load("OWN"))?;
-        let present: Vec<Addr> = map.keys().flatten().collect();
+        Ok(map.keys().flatten().collect())
+    }
+
+    /// Whether the map of the pod's own addresses says exactly this.
+    pub fn has_own(&self, addresses: &[Addr]) -> Result<bool, KernelError> {
+        let present = self.own()?;
         Ok(addresses.iter().all(|own| present.contains(own))
             && present.iter().all(|own| addresses.contains(own)))
     }
@@ -307,6 +323,31 @@ impl PodDir {
             map.remove(&member).map_err(KernelError::load(name))?;
         }
         Ok(())
+    }
+
+    /// How full the maps are that take no more when they are full. Those with a policy to evict are never.
+    pub fn fill(&self) -> Result<[Fill; 4], KernelError> {
+        Ok([
+            self.fill_of::<Addr, u8>("OWN")?,
+            self.fill_of::<ExcludedPort, u8>("PORTS")?,
+            self.networks_fill()?,
+            self.fill_of::<DnsSlotKey, DnsSlot>("DNS_SLOTS")?,
+        ])
+    }
+
+    fn fill_of<K: Pod, V: Pod>(&self, map: &'static str) -> Result<Fill, KernelError> {
+        let data = self.map(map)?;
+        let room = data.info().map_err(KernelError::load(map))?.max_entries() as usize;
+        let entries: HashMap<_, K, V> =
+            HashMap::try_from(Map::HashMap(data)).map_err(KernelError::load(map))?;
+        // Bounded: entries that come and go meanwhile can have the walk begin anew.
+        Ok(Fill { map, used: entries.keys().take(room).filter(Result::is_ok).count(), room })
+    }
+
+    fn networks_fill(&self) -> Result<Fill, KernelError> {
+        let map = "CIDRS";
+        let room = self.map(map)?.info().map_err(KernelError::load(map))?.max_entries() as usize;
+        Ok(Fill { map, used: self.excluded_networks()?.len(), room })
     }
 
     /// The pod's counters, over all CPUs.

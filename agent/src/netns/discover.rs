@@ -92,6 +92,14 @@ impl Discovery {
             .find(|netns| netns.cookie() == cookie)
     }
 
+    /// Every namespace that a process of the pod is in, for diagnosis: none is judged.
+    pub fn namespaces_of(&self, uid: &str) -> Vec<Netns> {
+        let open = |candidate: Candidate| {
+            Netns::open(&self.proc.join(candidate.pid.to_string()).join("ns/net")).ok()
+        };
+        self.candidates(uid, FRESH).into_iter().filter_map(open).collect()
+    }
+
     fn judge(&self, candidate: Candidate, uid: &str, ips: &[IpAddr]) -> Result<Netns, String> {
         let dir = self.proc.join(candidate.pid.to_string());
         let netns = Netns::open(&dir.join("ns/net")).map_err(|error| error.to_string())?;

@@ -82,6 +82,9 @@ pub struct AgentArgs {
     /// Where `/healthz` and `/readyz` are served.
     #[arg(long, env = "WEIR_HEALTH_ADDR", default_value = "[::]:8000", value_name = "ADDRESS:PORT")]
     pub(super) health_addr: SocketAddr,
+    /// Where `weir status` and the like ask.
+    #[arg(long, env = "WEIR_ADMIN_SOCKET", default_value = crate::cli::ADMIN_SOCKET, value_name = "PATH")]
+    pub(super) admin_socket: PathBuf,
     /// Logs as JSON.
     #[arg(long, env = "WEIR_LOG_JSON")]
     pub log_json: bool,

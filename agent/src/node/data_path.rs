@@ -64,7 +64,12 @@ impl NodeDataPath {
         work: impl FnOnce(&Parts) -> Result<T, RedirectError> + Send + 'static,
     ) -> Result<T, Failure> {
         let parts = Arc::clone(&self.parts);
-        blocking(move || work(&parts).map_err(|error| Failure::new(reason, error.to_string()))).await
+        blocking(move || {
+            work(&parts).map_err(|error| {
+                Failure::new(if error.is_full() { Reason::MapFull } else { reason }, error.to_string())
+            })
+        })
+        .await
     }
 }
 
@@ -138,7 +143,7 @@ impl DataPath for NodeDataPath {
             let overrides = parts.overrides(&tracked);
             let handed = parts.handed.netns(&tracked.uid);
             if handed.is_some_and(|handed| handed.cookie() != netns.cookie()) {
-                return Ok(vec!["the pod: its sandbox is another now".to_owned()]);
+                return Ok(vec![Failure::new(Reason::NetnsOther, "the pod: its sandbox is another now")]);
             }
             // Before the look: what changes after it is heard.
             let _runtime = runtime.enter();
@@ -156,7 +161,7 @@ impl DataPath for NodeDataPath {
         });
         match missing.await {
             Ok(missing) if missing.is_empty() => Ok(()),
-            Ok(missing) => Err(missing),
+            Ok(missing) => Err(missing.into_iter().map(|lack| lack.detail).collect()),
             Err(failure) => Err(vec![failure.detail]),
         }
     }

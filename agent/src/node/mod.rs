@@ -23,7 +23,7 @@ use tracing::info;
 use tracked::Tracked;
 
 use crate::{
-    admin::{Admin, Sources},
+    admin::{Admin, Sources, log},
     cache::{members::Members, pods::Pods},
     cni::{self, handed::Handed, requests::Requests},
     domain::{config::AgentConfig, overrides::Defaults},
@@ -44,12 +44,12 @@ const NOTICES: usize = 256;
 pub fn run(args: AgentArgs) -> Result<()> {
     let config = args.config()?;
     preflight::check(&args.paths)?;
-    log(args.log_json);
+    let level = log::start(args.log_json)?;
     heap::one_arena();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let stopped = runtime.block_on(async {
         tokio::select! {
-            result = serve(args, config) => result,
+            result = serve(args, config, level) => result,
             signal = terminated() => signal,
         }
     });
@@ -58,10 +58,10 @@ pub fn run(args: AgentArgs) -> Result<()> {
     stopped
 }
 
-async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
+async fn serve(args: AgentArgs, config: AgentConfig, level: log::Level) -> Result<()> {
     let members = Members::new(args.nack_backoff());
     let server = Server::bind(args.zds(), members.clone())?;
-    let admin = Admin::bind(args.metrics_addr, args.health_addr).await?;
+    let admin = Admin::bind(args.metrics_addr, args.health_addr, &args.admin_socket).await?;
     let plugins = cni::server::Server::bind(&args.cni_socket)?;
     let client = client::connect(args.kubeconfig.as_deref()).await?;
     let (notices, told) = mpsc::channel(NOTICES);
@@ -108,6 +108,8 @@ async fn serve(args: AgentArgs, config: AgentConfig) -> Result<()> {
         zds: server.counters(),
         reconciler: handle.clone(),
         bpffs: args.paths.bpffs.clone(),
+        node: config.node_name.clone(),
+        log: level,
     }));
     let home = host.clone();
     let requests = Requests {
@@ -160,19 +162,4 @@ async fn terminated() -> Result<()> {
     let (loads, netlink, visits) = (work::LOADS.get(), work::NETLINK.get(), work::VISITS.get());
     info!(loads, netlink, visits, "stopping; pods stay captured");
     Ok(())
-}
-
-fn log(json: bool) {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("WEIR_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
-    if json {
-        builder.json().init();
-    } else {
-        builder.init();
-    }
 }

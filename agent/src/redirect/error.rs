@@ -48,6 +48,15 @@ pub enum RedirectError {
 }
 
 impl RedirectError {
+    /// A map has no more room.
+    pub fn is_full(&self) -> bool {
+        match self {
+            Self::Kernel(error) => error.is_full(),
+            Self::Several(errors) => errors.iter().any(Self::is_full),
+            _ => false,
+        }
+    }
+
     /// None, one, or several.
     pub(super) fn join(mut errors: Vec<Self>) -> Result<(), Self> {
         match errors.len() {

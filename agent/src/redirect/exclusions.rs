@@ -49,6 +49,22 @@ impl Exclusions {
         dir.set_excluded_networks(&self.networks)
     }
 
+    /// The ports again, in host order.
+    pub(super) fn ports(&self, outbound: bool) -> Vec<u16> {
+        let of = self.ports.iter().filter(|port| (port.outbound == 1) == outbound);
+        of.map(|port| u16::from_be(port.port)).collect()
+    }
+
+    /// The networks again, each in its own family.
+    pub(super) fn cidrs(&self) -> Vec<Cidr> {
+        let cidr = |(address, prefix): &(Addr, u32)| {
+            let address = std::net::IpAddr::from(*address);
+            let before = if address.is_ipv4() { 96 } else { 0 };
+            Cidr { address, prefix: u8::try_from(prefix.saturating_sub(before)).unwrap_or(u8::MAX) }
+        };
+        self.networks.iter().map(cidr).collect()
+    }
+
     /// Whether something the pod may reach in `other` is missing here.
     pub(super) fn lacks_some_of(&self, other: &Self) -> bool {
         other.ports.iter().any(|port| port.outbound == 1 && !self.ports.contains(port))

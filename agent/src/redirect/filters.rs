@@ -147,6 +147,36 @@ pub fn missing(shape: &Shape, dir: &PodDir) -> Result<Vec<String>, RedirectError
     Ok(missing)
 }
 
+/// Filters of others on the hooks that are ours, in words. Those in front of ours may decide before it; those behind
+/// it see what it lets through.
+pub fn foreign(shape: &Shape, dir: &PodDir) -> Result<Vec<String>, RedirectError> {
+    let mut netlink = Netlink::open(NETLINK_ROUTE)?;
+    let mut foreign = Vec::new();
+    for interface in &shape.interfaces {
+        for &hook in hooks(interface) {
+            let ours = dir.program_id(hook)?;
+            for filter in filters(&mut netlink, interface, parent(hook))? {
+                let kind = filter.attributes.iter().find_map(|attribute| match attribute {
+                    TcAttribute::Kind(kind) => Some(kind.as_str()),
+                    _ => None,
+                });
+                // The head of a list of filters has no handle: the filters follow.
+                if filter.header.handle == TcHandle::default() || program_id(&filter) == Some(ours) {
+                    continue;
+                }
+                foreign.push(format!(
+                    "filter of kind {} with preference {} on {}, beside {}",
+                    kind.unwrap_or("?"),
+                    filter.header.info >> 16,
+                    interface.name,
+                    hook.name()
+                ));
+            }
+        }
+    }
+    Ok(foreign)
+}
+
 fn filters(
     netlink: &mut Netlink,
     interface: &Interface,

@@ -12,6 +12,7 @@
 
 mod connections;
 mod error;
+mod examine;
 mod exclusions;
 mod filters;
 mod glance;
@@ -30,6 +31,7 @@ use std::{
 
 pub use error::RedirectError;
 use error::directory;
+pub use examine::{Examined, examine};
 use exclusions::Exclusions;
 pub use glance::Glance;
 use owners::Owners;
@@ -41,6 +43,7 @@ use weir_common::{OLD_MARK, PodConfig, PodFlags, ZTUNNEL_MARK};
 use crate::{
     domain::{
         overrides::Overrides,
+        reason::Failure,
         record::{LAYOUT, Record},
         workload::{PodUid, WorkloadInfo},
     },
@@ -70,8 +73,8 @@ pub struct Owner {
 pub enum Verified {
     /// All is right; how it can be seen cheaply that it still is.
     Right(Glance),
-    /// What is not as it must be, in words.
-    Lacking(Vec<String>),
+    /// What is not as it must be.
+    Lacking(Vec<Failure>),
 }
 
 impl Verified {
@@ -79,7 +82,7 @@ impl Verified {
     pub fn missing(self) -> Vec<String> {
         match self {
             Self::Right(_) => Vec::new(),
-            Self::Lacking(missing) => missing,
+            Self::Lacking(missing) => missing.into_iter().map(|lack| lack.detail).collect(),
         }
     }
 }
@@ -355,22 +358,9 @@ impl Redirector {
         let dir = self.dir(netns.cookie());
         // One visit for all.
         netns.enter(|| -> Result<Verified, RedirectError> {
-            let mut missing = Vec::new();
             let shape = Shape::of_current()?;
             let config = captured(&shape, overrides);
-            if !dir.has_link() {
-                missing.push("steer's link".to_owned());
-            }
-            if dir.config()? != config {
-                missing.push("the pod's switches".to_owned());
-            }
-            if !dir.has_own(&shape.own())? {
-                missing.push("the pod's addresses".to_owned());
-            }
-            missing.extend(filters::missing(&shape, &dir)?);
-            missing.extend(routing::missing(&shape, overrides)?);
-            missing.extend(sysctls::missing(&self.settings.proc, &shape)?);
-            missing.extend(connections::missing_listeners()?);
+            let missing = examine::lacking(&dir, &shape, config, overrides, &self.settings.proc)?;
             if missing.is_empty() {
                 Ok(Verified::Right(Glance::here(dir, config, &self.settings.proc, &shape)?))
             } else {

@@ -1,6 +1,6 @@
 //! What the machine is told, and what it answers.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::domain::{eligibility::Decision, reason::Reason, workload::Redirection};
 
@@ -92,7 +92,7 @@ impl From<Option<Decision>> for Goal {
 }
 
 /// Where a pod stands, in one word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// Not in the mesh, and nothing of ours is in it.
