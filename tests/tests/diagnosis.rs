@@ -119,20 +119,8 @@ const HARMS: &[Harm] = &[
     ("route gone", |_, pod| ip(pod, "ip", "-6 route flush table 15001"), "rule_wrong"),
     ("filter gone", |_, pod| ip(pod, "tc", "filter del dev eth0 ingress"), "filter_gone"),
     ("no listener", |f, pod| f.ztunnel.remove(&pod.uid), "no_listener"),
-    (
-        "foreign filter behind ours",
-        |_, pod| ip(pod, "tc", "filter add dev eth0 ingress pref 9 matchall action drop"),
-        "foreign_filter",
-    ),
-    (
-        "foreign filter in front of ours",
-        |_, pod| {
-            let program = ["filter", "add", "dev", "eth0", "ingress", "pref", "1", "protocol", "all", "bpf"];
-            let program = [&program[..], &["bytecode", "1,6 0 0 4294967295,", "action", "drop"]].concat();
-            run_in(&pod.host, "tc", &program).unwrap();
-        },
-        "foreign_filter",
-    ),
+    ("foreign filter behind ours", |_, pod| drop_all(pod, "9"), "foreign_filter"),
+    ("foreign filter in front of ours", |_, pod| drop_all(pod, "1"), "foreign_filter"),
     ("v6 off on lo", |_, pod| pod.host.sysctl("net.ipv6.conf.lo.disable_ipv6", "1").unwrap(), "ipv6_off"),
     ("v6 off", |_, pod| pod.host.sysctl("net.ipv6.conf.all.disable_ipv6", "1").unwrap(), "ipv6_off"),
     ("a sysctl", |_, pod| pod.host.sysctl("net.ipv4.fwmark_reflect", "0").unwrap(), "sysctl_wrong"),
@@ -143,7 +131,7 @@ const HARMS: &[Harm] = &[
 fn what_was_done_to_a_pod_is_named_with_the_agent_dead() {
     let mut f = Fixture::new();
     f.cluster.start_agent().unwrap();
-    let pods: Vec<Pod> = (0..=HARMS.len()).map(|number| f.enrolled(&format!("pod{number}"))).collect();
+    let mut pods: Vec<Pod> = (0..=HARMS.len()).map(|number| f.enrolled(&format!("pod{number}"))).collect();
     f.cluster.kill_agent().unwrap();
     for ((_, harm, _), pod) in HARMS.iter().zip(&pods) {
         harm(&f, pod);
@@ -155,7 +143,7 @@ fn what_was_done_to_a_pod_is_named_with_the_agent_dead() {
     assert_eq!(f.reasons(&format!("shop/pod{}", HARMS.len())), [""; 0], "nobody touched it");
 
     // The runtime makes a sandbox anew while no agent runs: another namespace, of the same pod.
-    let last = pods.into_iter().next_back().unwrap();
+    let last = pods.pop().unwrap();
     let moved = f.cluster.replace_sandbox(last).unwrap();
     assert_eq!(f.reasons(&format!("shop/{}", moved.host.name())), ["netns_other"]);
     let text = f.weir(&["status", "--why"]);
@@ -167,6 +155,13 @@ fn what_was_done_to_a_pod_is_named_with_the_agent_dead() {
 
 fn pin(pod: &Pod, name: &str) -> String {
     format!("{PIN_ROOT}/v1/pods/{}/{name}", pod.host.netns().cookie())
+}
+
+/// Somebody else's filter, which drops all that arrives.
+fn drop_all(pod: &Pod, preference: &str) {
+    let hook = ["filter", "add", "dev", "eth0", "ingress", "pref", preference, "protocol", "all"];
+    let program = ["bpf", "da", "bytecode", "1,6 0 0 2,"];
+    run_in(&pod.host, "tc", &[&hook[..], &program].concat()).unwrap();
 }
 
 fn ip(pod: &Pod, program: &str, args: &str) {
