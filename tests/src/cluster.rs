@@ -113,7 +113,11 @@ impl Cluster {
     /// When there is no such program.
     pub fn start_agent_with(&mut self, flags: &[&str]) -> Result<()> {
         let mut command = self.agent_command()?;
-        let mut child = Child::start(command.args(flags).stderr(Stdio::piped()).stdin(Stdio::null()))?;
+        self.spawn_agent(command.args(flags))
+    }
+
+    fn spawn_agent(&mut self, command: &mut Command) -> Result<()> {
+        let mut child = Child::start(command.stderr(Stdio::piped()).stdin(Stdio::null()))?;
         let log = Arc::new(Mutex::new(String::new()));
         let (lines, kept) = (BufReader::new(child.stderr().context("a pipe")?).lines(), log.clone());
         std::thread::spawn(move || {
@@ -125,6 +129,16 @@ impl Cluster {
         });
         self.agent = Some(Agent { child, log });
         Ok(())
+    }
+
+    /// The same with the programs of a directory (`WEIR_BPF_DIR`) in the place of its own.
+    ///
+    /// # Errors
+    /// When there is no such program.
+    pub fn start_agent_of(&mut self, programs: &std::path::Path) -> Result<()> {
+        let mut command = self.agent_command()?;
+        command.env("WEIR_BPF_DIR", programs);
+        self.spawn_agent(&mut command)
     }
 
     /// The agent's command line.

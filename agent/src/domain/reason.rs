@@ -64,6 +64,8 @@ pub enum Reason {
     // What a look at a captured pod finds wrong.
     /// The link that attaches steer to the namespace is gone.
     LinkGone,
+    /// The pod's programs are those of another build of weir.
+    ProgramsOld,
     /// The pod's switches are not as its annotations ask for.
     SwitchesWrong,
     /// The programs do not know the addresses that the pod has.
@@ -96,7 +98,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for metrics that want a series for each.
-    pub const ALL: [Self; 38] = [
+    pub const ALL: [Self; 39] = [
         Self::Selected,
         Self::NotSelected,
         Self::HostNetwork,
@@ -122,6 +124,7 @@ impl Reason {
         Self::SwitchOffFailed,
         Self::ForgetFailed,
         Self::LinkGone,
+        Self::ProgramsOld,
         Self::SwitchesWrong,
         Self::AddressesWrong,
         Self::FilterGone,
@@ -165,6 +168,7 @@ impl Reason {
             Self::SwitchOffFailed => "switch_off_failed",
             Self::ForgetFailed => "forget_failed",
             Self::LinkGone => "link_gone",
+            Self::ProgramsOld => "programs_old",
             Self::SwitchesWrong => "switches_wrong",
             Self::AddressesWrong => "addresses_wrong",
             Self::FilterGone => "filter_gone",

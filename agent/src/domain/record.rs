@@ -9,7 +9,7 @@ use super::workload::{PodUid, WorkloadInfo};
 /// Version of the pin layout and of every shared type. Another one is never re-used.
 pub const LAYOUT: u32 = 1;
 
-/// Written once, when the pod's directory is made. Lives in a map of its own, because bpffs holds no files.
+/// Written when the pod's directory is made, and when its programs are replaced. Lives in a map of its own, because bpffs holds no files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// [`LAYOUT`] of the agent that wrote it.
@@ -28,6 +28,9 @@ pub struct Record {
     pub service_account: String,
     /// Sysctls as they were.
     pub sysctls: BTreeMap<String, String>,
+    /// Which programs run there ([`PodPrograms::version`](crate::kernel::PodPrograms::version)).
+    #[serde(default)]
+    pub programs: String,
     /// When, seconds since the epoch.
     pub since: u64,
 }

@@ -31,6 +31,7 @@ impl Reason {
             Self::SwitchOffFailed => "capture could not be switched off as a whole",
             Self::ForgetFailed => "what was kept of a pod that is gone could not be removed",
             Self::LinkGone => "steer is not attached to the pod's namespace: inbound traffic is not captured",
+            Self::ProgramsOld => "the pod's programs are those of another build of weir",
             Self::SwitchesWrong => "the pod's switches are not as its annotations ask for",
             Self::AddressesWrong => "the pod has other addresses than its programs know",
             Self::FilterGone => "a tc filter of ours is missing or replaced",
@@ -86,6 +87,7 @@ impl Reason {
             }
             Self::RetractFailed => "see ztunnel's log; it is tried again",
             Self::LinkGone
+            | Self::ProgramsOld
             | Self::SwitchesWrong
             | Self::AddressesWrong
             | Self::FilterGone

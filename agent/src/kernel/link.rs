@@ -1,15 +1,17 @@
-//! A BPF link of a network namespace, seen by its pin. aya does not tell which namespace a link is attached to.
+//! A BPF link of a network namespace, seen and moved to another program. aya neither tells which namespace a link is
+//! attached to, nor updates one that it has not made.
 
 use std::{
     ffi::CString,
     io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     os::unix::ffi::OsStrExt,
     path::Path,
 };
 
 const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+const BPF_LINK_UPDATE: libc::c_int = 29;
 
 /// Head of `union bpf_attr` for BPF_OBJ_GET.
 #[repr(C)]
@@ -27,6 +29,16 @@ struct GetInfo {
     bpf_fd: u32,
     info_len: u32,
     info: u64,
+}
+
+/// Head of `union bpf_attr` for BPF_LINK_UPDATE (Linux 5.7).
+#[repr(C)]
+#[derive(Default)]
+struct LinkUpdate {
+    link_fd: u32,
+    new_prog_fd: u32,
+    flags: u32,
+    old_prog_fd: u32,
 }
 
 /// Head of `struct bpf_link_info`, with what it says of a link of type netns.
@@ -57,6 +69,13 @@ impl Link {
     /// Whether it is attached: one that was detached, or whose namespace has gone, says inode 0.
     pub fn is_attached(&self) -> io::Result<bool> {
         Ok(self.info()?.netns_inode != 0)
+    }
+
+    /// Runs another program from now on, without a moment in between. ENOLINK: it is not attached any more.
+    pub fn set_program(&self, program: BorrowedFd<'_>) -> io::Result<()> {
+        let number = |fd: RawFd| fd.cast_unsigned();
+        let (link_fd, new_prog_fd) = (number(self.0.as_raw_fd()), number(program.as_raw_fd()));
+        bpf(BPF_LINK_UPDATE, &LinkUpdate { link_fd, new_prog_fd, ..LinkUpdate::default() }).map(|_| ())
     }
 
     fn info(&self) -> io::Result<LinkInfo> {

@@ -1,7 +1,9 @@
 //! One pod's programs and maps, and the directory they are pinned in.
 
 use std::{
-    fs, io,
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    io,
     os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
     sync::Mutex,
@@ -9,7 +11,7 @@ use std::{
 };
 
 use aya::{
-    EbpfLoader, Pod,
+    Ebpf, EbpfLoader, Pod,
     maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, lpm_trie::Key},
     programs::{ProgramFd, SchedClassifier, SkLookup, links::FdLink},
 };
@@ -86,6 +88,7 @@ const STEER_LINK: &str = "steer_link";
 /// Loads pods' programs. The object's file is parsed per pod (0.2 ms), the kernel's BTF never.
 pub struct PodPrograms {
     object: Vec<u8>,
+    version: String,
     /// aya's loader keeps the kernel's BTF and the pin paths; building one per load would parse BTF each time.
     loader: Mutex<EbpfLoader<'static>>,
 }
@@ -96,39 +99,79 @@ impl PodPrograms {
         let mut loader = EbpfLoader::new();
         // The programs need no relocation by it: not kept.
         loader.map_pin_path("PROBES", probes.to_owned());
-        Self { object: objects.pod.clone(), loader: Mutex::new(loader) }
+        let mut hasher = DefaultHasher::new();
+        objects.pod.hash(&mut hasher);
+        let version = format!("{:016x}", hasher.finish());
+        Self { object: objects.pod.clone(), version, loader: Mutex::new(loader) }
+    }
+
+    /// Tells these programs from those of another build. That two builds of the same programs may differ is no harm:
+    /// the programs are replaced once more.
+    pub fn version(&self) -> &str {
+        &self.version
     }
 
     /// Loads programs and maps into `dir`, which must exist, attaches steer to the namespace and pins its link.
     pub fn load(&self, dir: &PodDir, netns: BorrowedFd<'_>) -> Result<(), KernelError> {
-        let mut ebpf = {
-            let mut loader = self.loader.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            for map in MAPS {
-                loader.map_pin_path(map, dir.path.join(map));
-            }
-            loader.load(&self.object).map_err(KernelError::load("a pod's maps"))?
-        };
-        crate::work::LOADS.add(Hook::ALL.len() + 1);
+        let mut ebpf = self.with_maps_of(dir)?;
         for hook in Hook::ALL {
-            let program: &mut SchedClassifier = ebpf
-                .program_mut(hook.name())
-                .ok_or_else(|| KernelError::Btf(format!("no program {}", hook.name())))?
-                .try_into()
-                .map_err(KernelError::load("a tc program"))?;
-            load_program(|| program.load()).map_err(KernelError::load(hook.name()))?;
+            let program = tc_program(&mut ebpf, hook)?;
             program.pin(dir.path.join(hook.name())).map_err(KernelError::load("a program's pin"))?;
         }
-        let steer: &mut SkLookup = ebpf
-            .program_mut("steer")
-            .ok_or_else(|| KernelError::Btf("no program steer".into()))?
-            .try_into()
-            .map_err(KernelError::load("steer"))?;
-        load_program(|| steer.load()).map_err(KernelError::load("steer"))?;
+        let steer = steer_program(&mut ebpf)?;
         let link = steer.attach(netns).map_err(KernelError::load("steer's attachment"))?;
         let link: FdLink = steer.take_link(link).map_err(KernelError::load("steer's link"))?.into();
         link.pin(dir.path.join(STEER_LINK)).map_err(KernelError::load("steer's pin"))?;
         Ok(())
     }
+
+    /// Puts these programs in the place of a pod's, over the maps it has: each at once, steer at its link, the others at
+    /// their pins. To be repeated when it was broken off.
+    pub fn replace(&self, dir: &PodDir) -> Result<(), KernelError> {
+        let mut ebpf = self.with_maps_of(dir)?;
+        for hook in Hook::ALL {
+            let (pin, new) = (dir.path.join(hook.name()), dir.path.join(format!("new_{}", hook.name())));
+            remove_file(&new)?;
+            let program = tc_program(&mut ebpf, hook)?;
+            program.pin(&new).map_err(KernelError::load("a program's pin"))?;
+            fs::rename(&new, &pin).map_err(KernelError::pin("replacing", &pin))?;
+        }
+        let steer = steer_program(&mut ebpf)?.fd().map_err(KernelError::load("steer"))?.as_fd();
+        let link = dir.path.join(STEER_LINK);
+        Link::open(&link)
+            .and_then(|link| link.set_program(steer))
+            .map_err(KernelError::pin("updating", &link))
+    }
+
+    /// The object with a pod's maps: those that are pinned, the others new and pinned now.
+    fn with_maps_of(&self, dir: &PodDir) -> Result<Ebpf, KernelError> {
+        let mut loader = self.loader.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for map in MAPS {
+            loader.map_pin_path(map, dir.path.join(map));
+        }
+        crate::work::LOADS.add(Hook::ALL.len() + 1);
+        loader.load(&self.object).map_err(KernelError::load("a pod's maps"))
+    }
+}
+
+fn tc_program(ebpf: &mut Ebpf, hook: Hook) -> Result<&mut SchedClassifier, KernelError> {
+    let program: &mut SchedClassifier = ebpf
+        .program_mut(hook.name())
+        .ok_or_else(|| KernelError::Btf(format!("no program {}", hook.name())))?
+        .try_into()
+        .map_err(KernelError::load("a tc program"))?;
+    load_program(|| program.load()).map_err(KernelError::load(hook.name()))?;
+    Ok(program)
+}
+
+fn steer_program(ebpf: &mut Ebpf) -> Result<&mut SkLookup, KernelError> {
+    let steer: &mut SkLookup = ebpf
+        .program_mut("steer")
+        .ok_or_else(|| KernelError::Btf("no program steer".into()))?
+        .try_into()
+        .map_err(KernelError::load("steer"))?;
+    load_program(|| steer.load()).map_err(KernelError::load("steer"))?;
+    Ok(steer)
 }
 
 /// The directory of one pod in bpffs.
@@ -216,20 +259,22 @@ impl PodDir {
         })
     }
 
-    /// Pins the pod's record.
+    /// Pins the pod's record, and what will be counted of its old connections.
     pub fn write_record(&self, record: &Record) -> Result<(), KernelError> {
-        let json = serde_json::to_vec(record).map_err(KernelError::load("the pod's record"))?;
-        let mut bytes = [0; RECORD];
-        bytes
-            .get_mut(..json.len())
-            .ok_or_else(|| KernelError::Record(format!("{} bytes do not fit", json.len())))?
-            .copy_from_slice(&json);
+        let bytes = record_bytes(record)?;
         let mut map: Array<MapData, [u8; RECORD]> =
             Array::create(1, 0).map_err(KernelError::load("the pod's record"))?;
         map.set(0, bytes, 0).map_err(KernelError::load("the pod's record"))?;
         map.pin(self.path.join("RECORD")).map_err(KernelError::load("the pod's record"))?;
         let old: Array<MapData, [u64; 5]> = Array::create(1, 0).map_err(KernelError::load("OLD"))?;
         old.pin(self.path.join("OLD")).map_err(KernelError::load("OLD"))
+    }
+
+    /// Replaces what the pod's record says.
+    pub fn rewrite_record(&self, record: &Record) -> Result<(), KernelError> {
+        let mut map: Array<MapData, [u8; RECORD]> = Array::try_from(Map::Array(self.map("RECORD")?))
+            .map_err(KernelError::load("the pod's record"))?;
+        map.set(0, record_bytes(record)?, 0).map_err(KernelError::load("the pod's record"))
     }
 
     /// Reads the pod's record.
@@ -376,6 +421,16 @@ impl PodDir {
         }
         fs::remove_dir(&self.path).map_err(KernelError::pin("removing", &self.path))
     }
+}
+
+fn record_bytes(record: &Record) -> Result<[u8; RECORD], KernelError> {
+    let json = serde_json::to_vec(record).map_err(KernelError::load("the pod's record"))?;
+    let mut bytes = [0; RECORD];
+    bytes
+        .get_mut(..json.len())
+        .ok_or_else(|| KernelError::Record(format!("{} bytes do not fit", json.len())))?
+        .copy_from_slice(&json);
+    Ok(bytes)
 }
 
 /// Descriptor of a pinned program, for a netlink message.

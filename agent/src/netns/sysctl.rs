@@ -25,26 +25,36 @@ pub struct SysctlError {
     pub source: io::Error,
 }
 
-/// Sysctls of one namespace: that of the thread that opens them. `sys/net` is looked up once: the kernel finds it
-/// among those of all namespaces one by one, which takes the longer the more pods there are.
+/// Sysctls of one namespace: that of the thread that opens them. The directories of both families are looked up once:
+/// the kernel keeps those of all namespaces under one name, and compares them one by one, which takes the longer the
+/// more pods there are.
 pub struct Sysctls {
-    net: OwnedFd,
+    v4: OwnedFd,
+    /// None when the kernel is built without.
+    v6: Option<OwnedFd>,
 }
 
 impl Sysctls {
     /// By this proc mount. To be used by threads in the namespace they were opened in.
     pub fn open(proc: &Path) -> Result<Self, SysctlError> {
-        let net =
-            open(&proc.join("sys/net"), OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty());
-        let net = net.map_err(|errno| SysctlError { name: "net".into(), source: errno.into() })?;
-        Ok(Self { net })
+        let family = |name: &str| {
+            let how = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+            open(&proc.join("sys/net").join(name), how, Mode::empty())
+                .map_err(|errno| SysctlError { name: format!("net.{name}"), source: errno.into() })
+        };
+        let v6 = match family("ipv6") {
+            Err(error) if error.source.kind() == io::ErrorKind::NotFound => None,
+            found => Some(found?),
+        };
+        Ok(Self { v4: family("ipv4")?, v6 })
     }
 
     /// Reads one, such as `net.ipv4.fwmark_reflect`; none when the kernel does not have it.
     pub fn read(&self, name: &str) -> Result<Option<String>, SysctlError> {
-        let mut value = String::new();
-        match self.file(name, OFlag::O_RDONLY).and_then(|mut file| file.read_to_string(&mut value)) {
-            Ok(_) => Ok(Some(value.trim().to_owned())),
+        // A number and a newline: one read has it all.
+        let mut value = [0; 64];
+        match self.file(name, OFlag::O_RDONLY).and_then(|mut file| file.read(&mut value)) {
+            Ok(length) => Ok(Some(String::from_utf8_lossy(&value[..length]).trim().to_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(SysctlError { name: name.to_owned(), source }),
         }
@@ -58,7 +68,12 @@ impl Sysctls {
     }
 
     fn file(&self, name: &str, how: OFlag) -> io::Result<File> {
-        let path = name.strip_prefix("net.").unwrap_or(name).replace('.', "/");
-        Ok(openat(&self.net, path.as_str(), how | OFlag::O_CLOEXEC, Mode::empty())?.into())
+        let (family, name) = match (name.strip_prefix("net.ipv4."), name.strip_prefix("net.ipv6.")) {
+            (Some(name), _) => (Some(&self.v4), name),
+            (_, Some(name)) => (self.v6.as_ref(), name),
+            _ => (None, name),
+        };
+        let family = family.ok_or(io::ErrorKind::NotFound)?;
+        Ok(openat(family, name.replace('.', "/").as_str(), how | OFlag::O_CLOEXEC, Mode::empty())?.into())
     }
 }

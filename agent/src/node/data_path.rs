@@ -1,10 +1,16 @@
 //! The data path of this node's pods, as the reconciler drives it: discovery and [`Redirector`], on blocking
 //! threads.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use tokio::sync::mpsc::Sender;
-use tracing::warn;
+use tracing::{info, warn};
 use weir_common::PodFlags;
 
 use super::tracked::Tracked;
@@ -77,11 +83,38 @@ fn owner(pod: &Pod) -> Owner {
     Owner { uid: pod.uid.clone(), info: pod.info.clone() }
 }
 
+/// Threads that replace programs: most of the work is the kernel's verifier, which takes no lock.
+const UPGRADES: usize = 4;
+
+/// Replaces the programs of another build. What fails is found by the first look at the pod, and tried again.
+fn upgrade(redirector: &Redirector, recovered: &[Recovered]) {
+    let began = Instant::now();
+    let replaced = &AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for some in recovered.chunks(recovered.len().div_ceil(UPGRADES).max(1)) {
+            scope.spawn(move || {
+                for pod in some {
+                    let Some(netns) = &pod.netns else { continue };
+                    match redirector.upgrade(netns) {
+                        Ok(true) => _ = replaced.fetch_add(1, Ordering::Relaxed),
+                        Ok(false) => {}
+                        Err(error) => warn!(uid = %pod.uid, %error, "the programs could not be replaced"),
+                    }
+                }
+            });
+        }
+    });
+    let (pods, took) = (replaced.load(Ordering::Relaxed), began.elapsed());
+    if pods > 0 {
+        info!(pods, ?took, "programs of another build replaced");
+    }
+}
+
 impl DataPath for NodeDataPath {
     async fn recovered(&self) -> Vec<Recovered> {
         let recovered = self.run(Reason::Internal, |parts| {
             let find = |uid: &str, cookie| parts.discovery.find_by_cookie(uid, cookie);
-            Ok(parts
+            let recovered: Vec<Recovered> = parts
                 .redirector
                 .pinned()
                 .into_iter()
@@ -90,7 +123,9 @@ impl DataPath for NodeDataPath {
                     captured: pod.config.flags.has(PodFlags::INBOUND),
                     netns: find(&pod.record.uid, pod.record.cookie),
                 })
-                .collect())
+                .collect();
+            upgrade(&parts.redirector, &recovered);
+            Ok(recovered)
         });
         recovered.await.unwrap_or_default()
     }

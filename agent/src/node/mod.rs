@@ -10,7 +10,7 @@ mod tracked;
 mod verify;
 mod ztunnel;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 pub use args::AgentArgs;
@@ -32,10 +32,13 @@ use crate::{
     netns::{Netns, discover::Discovery},
     preflight,
     reconcile::Reconciler,
-    redirect::{Redirector, Settings},
+    redirect::{Redirector, Settings, claim},
     work,
     zds::server::Server,
 };
+
+/// How long the agent before this one may take to end.
+const PREDECESSOR: Duration = Duration::from_secs(5);
 
 /// Notices that wait to become Events; more are dropped.
 const NOTICES: usize = 256;
@@ -46,6 +49,8 @@ pub fn run(args: AgentArgs) -> Result<()> {
     preflight::check(&args.paths)?;
     let level = log::start(args.log_json)?;
     heap::one_arena();
+    // Before the sockets: an agent that is one too many must not take them from the first.
+    let _claim = claim(&args.paths.bpffs, PREDECESSOR)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let stopped = runtime.block_on(async {
         tokio::select! {

@@ -39,6 +39,15 @@ pub enum RedirectError {
     /// The root is on another file system.
     #[error("{} is not on bpffs; mount one: mount -t bpf bpf /sys/fs/bpf", .0.display())]
     NotBpffs(PathBuf),
+    /// Pins of another layout: their maps have other shapes.
+    #[error(
+        "{} has pods of another version of weir; run that version, or its `weir uninstall`, before this one",
+        .0.display()
+    )]
+    OtherLayout(PathBuf),
+    /// Another process drives the same pins.
+    #[error("another weir works on {}; is a second agent running on this node?", .0.display())]
+    InUse(PathBuf),
     /// The namespace has no address of its own that connections could come from.
     #[error("the namespace has no address besides those of lo")]
     NoAddress,

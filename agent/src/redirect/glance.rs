@@ -12,7 +12,7 @@ use crate::{
     netns::{netlink::NetlinkError, sysctl::Sysctls},
 };
 
-/// How steer's link, the switches, the sysctls and ztunnel's listeners were when all was right. Holds one descriptor.
+/// How steer's link, the switches, the sysctls and ztunnel's listeners were when all was right. Holds two descriptors.
 pub struct Glance {
     dir: PodDir,
     config: PodConfig,

@@ -10,6 +10,7 @@
 //!
 //! Every step can be repeated. All state is in the kernel: pins under the namespace's cookie, and the namespace.
 
+mod claim;
 mod connections;
 mod error;
 mod examine;
@@ -29,6 +30,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+pub use claim::claim;
 pub use error::RedirectError;
 use error::directory;
 pub use examine::{Examined, examine};
@@ -43,7 +45,7 @@ use weir_common::{OLD_MARK, PodConfig, PodFlags, ZTUNNEL_MARK};
 use crate::{
     domain::{
         overrides::Overrides,
-        reason::Failure,
+        reason::{Failure, Reason},
         record::{LAYOUT, Record},
         workload::{PodUid, WorkloadInfo},
     },
@@ -137,6 +139,7 @@ impl Redirector {
         for dir in ["pods", "new", "gone"].map(|name| layout.join(name)) {
             fs::create_dir_all(&dir).map_err(directory(&dir))?;
         }
+        claim::refuse_other_layouts(&settings.root)?;
         let node = NodeObjects::load(objects, &layout.join("node"))?;
         let programs = PodPrograms::new(objects, &node.probes());
         Ok(Self { settings, node, programs, owners: Owners::default() })
@@ -167,6 +170,7 @@ impl Redirector {
         let dir = self.dir(netns.cookie());
         let before = dir.read_record().ok().filter(|record| record.uid == owner.uid.as_str());
         if before.is_some() && dir.has_link() {
+            self.upgrade(netns)?;
             return self.mend(netns, &shape, &dir);
         }
         if shape.source(false).is_none() && shape.source(true).is_none() {
@@ -209,6 +213,7 @@ impl Redirector {
             namespace: owner.info.namespace.clone(),
             service_account: owner.info.service_account.clone(),
             sysctls: saved.unwrap_or(differing),
+            programs: self.programs.version().to_owned(),
             since: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
         })?;
         Ok(())
@@ -242,6 +247,21 @@ impl Redirector {
             }
         }
         Ok(())
+    }
+
+    /// Puts this build's programs in the place of another's, over the pod's maps, each without a moment in between.
+    /// Programs of one layout understand each other: for a moment they are of both builds. Says whether there was
+    /// anything to do.
+    pub fn upgrade(&self, netns: &Netns) -> Result<bool, RedirectError> {
+        let dir = self.dir(netns.cookie());
+        let record = dir.read_record()?;
+        if record.programs == self.programs.version() {
+            return Ok(false);
+        }
+        self.programs.replace(&dir)?;
+        netns.enter(|| filters::attach(&Shape::of_current()?, &dir))??;
+        dir.rewrite_record(&Record { programs: self.programs.version().to_owned(), ..record })?;
+        Ok(true)
     }
 
     /// Puts back what can be lost while programs, maps and link are there.
@@ -360,7 +380,10 @@ impl Redirector {
         netns.enter(|| -> Result<Verified, RedirectError> {
             let shape = Shape::of_current()?;
             let config = captured(&shape, overrides);
-            let missing = examine::lacking(&dir, &shape, config, overrides, &self.settings.proc)?;
+            let mut missing = examine::lacking(&dir, &shape, config, overrides, &self.settings.proc)?;
+            if dir.read_record()?.programs != self.programs.version() {
+                missing.push(Failure::new(Reason::ProgramsOld, "this build's programs"));
+            }
             if missing.is_empty() {
                 Ok(Verified::Right(Glance::here(dir, config, &self.settings.proc, &shape)?))
             } else {
