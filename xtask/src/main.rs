@@ -6,6 +6,7 @@ mod demo;
 mod ebpf;
 mod packages;
 mod run;
+mod statics;
 mod test;
 mod tools;
 
@@ -29,6 +30,8 @@ enum Command {
         #[arg(long)]
         clippy: bool,
     },
+    /// Build the programs as they are shipped, static, and check their size
+    BuildStatic,
     /// Check everything: format, lints, unit tests, and as root the integration tests
     Test {
         /// Of the tests, run only those whose names contain one of these
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::BuildEbpf { clippy: true } => ebpf::clippy(),
         Command::BuildEbpf { clippy: false } => ebpf::build().map(|object| println!("{}", object.display())),
+        Command::BuildStatic => statics::build().map(|dir| println!("{}", dir.display())),
         Command::Test { filter } => match test::run(&filter) {
             // What failed has been said, and the summary is to be the last line.
             Ok(false) => return ExitCode::FAILURE,

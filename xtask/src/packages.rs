@@ -15,6 +15,9 @@ pub const DEMO: &[Needed] = &[("ip", "iproute2")];
 /// What the measurements run.
 pub const BENCH: &[Needed] = &[("ip", "iproute2"), ("iptables-save", "iptables"), ("nft", "nftables")];
 
+/// What builds the static programs.
+pub const STATIC: &[Needed] = &[("musl-gcc", "musl-tools")];
+
 /// What the integration tests run.
 pub const TESTS: &[Needed] = &[
     ("ip", "iproute2"),

@@ -7,7 +7,10 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::{
-    cni::install::{self, Places},
+    cni::install::{
+        self, Mode, Places,
+        keep::{self, Installation, Status},
+    },
     domain::{cni::conflist, config::namespace_list},
 };
 
@@ -20,6 +23,12 @@ pub(super) struct PlacesArgs {
     /// Directory of network configurations.
     #[arg(long, env = "WEIR_CNI_CONF_DIR", default_value = "/etc/cni/net.d", value_name = "DIR")]
     cni_conf_dir: PathBuf,
+    /// The configuration to be changed [default: the one that runtimes use].
+    #[arg(long, env = "CNI_CONF_NAME", value_name = "NAME")]
+    cni_conf_name: Option<String>,
+    /// Name of a configuration of our own.
+    #[arg(long, env = "WEIR_CNI_OWN_NAME", default_value = install::OWN, value_name = "NAME")]
+    cni_own_name: String,
 }
 
 /// Flags of `weir install`.
@@ -27,6 +36,13 @@ pub(super) struct PlacesArgs {
 pub(super) struct InstallArgs {
     #[command(flatten)]
     places: PlacesArgs,
+    /// `chained`: an entry in the configuration that runtimes use. `own-list`: a configuration of our own with what
+    /// theirs has. `alone`: one of nothing but ours, for Multus to name.
+    #[arg(long, env = "WEIR_CNI_MODE", default_value = "chained", value_parser = ["chained", "own-list", "alone"])]
+    cni_mode: String,
+    /// Stay, and put right whatever is changed.
+    #[arg(long)]
+    keep: bool,
     /// The plugin's program [default: weir-cni beside this one].
     #[arg(long, value_name = "FILE")]
     plugin: Option<PathBuf>,
@@ -58,7 +74,12 @@ pub(super) struct InstallArgs {
 
 impl From<&PlacesArgs> for Places {
     fn from(args: &PlacesArgs) -> Self {
-        Self { bin_dir: args.cni_bin_dir.clone(), conf_dir: args.cni_conf_dir.clone() }
+        Self {
+            bin_dir: args.cni_bin_dir.clone(),
+            conf_dir: args.cni_conf_dir.clone(),
+            primary: args.cni_conf_name.clone().filter(|name| !name.is_empty()),
+            own: args.cni_own_name.clone(),
+        }
     }
 }
 
@@ -83,7 +104,20 @@ pub(super) fn run(args: &InstallArgs) -> Result<()> {
         Some(path) => path.clone(),
         None => std::env::current_exe().context("where this program is")?.with_file_name(conflist::TYPE),
     };
-    let (file, written) = install::install(&(&args.places).into(), &plugin, &args.entry().into())?;
+    let mode = match args.cni_mode.as_str() {
+        "own-list" => Mode::OwnList,
+        "alone" => Mode::Alone,
+        _ => Mode::Chained,
+    };
+    let (places, entry) = (Places::from(&args.places), args.entry().into());
+    if args.keep {
+        tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).init();
+        let wanted = Installation { places, binary: plugin, entry, mode };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(keep::keep(wanted, Status::new()));
+        return Ok(());
+    }
+    let (file, written) = install::install(&places, &plugin, &entry, mode)?;
     println!("{} {}", if written { "installed in" } else { "already in" }, file.display());
     Ok(())
 }

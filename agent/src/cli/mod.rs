@@ -38,7 +38,7 @@ enum Command {
     /// The data path of one namespace by hand, without Kubernetes.
     Redirect(redirect::RedirectArgs),
     /// Puts the CNI plugin on this node: the program, and its entry in the network configuration.
-    Install(install::InstallArgs),
+    Install(Box<install::InstallArgs>),
     /// Takes it away again.
     Uninstall(install::PlacesArgs),
     /// The pods of this node, from the agent and from what is pinned; needs no agent.

@@ -1,6 +1,7 @@
 //! Network namespaces: entering them, and everything that is done inside. One of the two rooms where `unsafe` may
 //! live.
 
+pub mod directories;
 pub mod discover;
 pub mod interfaces;
 pub mod monitor;

@@ -1,6 +1,6 @@
 //! Our entry in the node's network configuration: where it goes, and how it goes again. Text in, text out.
 
-use super::ordered::Json;
+use super::{LATEST, ordered::Json};
 
 /// Type of our entry.
 pub const TYPE: &str = "weir-cni";
@@ -39,27 +39,65 @@ pub enum Edit {
 /// # Errors
 /// When a runtime would not take the file either.
 pub fn insert(name: &str, text: &str, entry: &Json) -> Result<Edit, Invalid> {
-    let before = read(name, text)?;
-    let Some(stem) = name.strip_suffix(".conf") else {
-        let mut list = before.clone();
-        let Some(Json::List(plugins)) = list.get_mut("plugins") else { return Err(NO_PLUGINS) };
-        plugins.retain(|plugin| !is_ours(plugin));
-        if plugins.is_empty() {
-            return Err(Invalid::Shape("there is no other plugin in it"));
-        }
-        plugins.push(entry.clone());
-        return Ok(if same(&list, &before) { Edit::Nothing } else { Edit::Write(print(&list)) });
-    };
-    let of = |key: &str, default: &str| before.get(key).cloned().unwrap_or_else(|| Json::text(default));
-    if is_ours(&before) {
-        return Err(Invalid::Shape("there is no other plugin in it"));
+    let (before, list) = with_ours(name, text, entry)?;
+    Ok(match single(name) {
+        Some(stem) => Edit::Replace(format!("{stem}.conflist"), print(&list)),
+        None if same(&list, &before) => Edit::Nothing,
+        None => Edit::Write(print(&list)),
+    })
+}
+
+/// A list of our own with what a file configures, and our entry last. `now` is what it has so far.
+///
+/// # Errors
+/// As [`insert`].
+pub fn beside(name: &str, text: &str, entry: &Json, now: Option<&str>) -> Result<Edit, Invalid> {
+    let (_, list) = with_ours(name, text, entry)?;
+    Ok(unless_there(&list, now))
+}
+
+/// A configuration of nothing but our entry, for platforms whose runtime calls each one by its name.
+pub fn alone(entry: &Json, now: Option<&str>) -> Edit {
+    let mut keys = vec![("cniVersion".into(), Json::text(LATEST)), ("name".into(), Json::text(TYPE))];
+    if let Json::Object(pairs) = entry {
+        keys.extend(pairs.iter().cloned());
     }
-    let list = Json::Object(vec![
-        ("name".into(), of("name", UNNAMED)),
-        ("cniVersion".into(), of("cniVersion", UNVERSIONED)),
-        ("plugins".into(), Json::List(vec![before, entry.clone()])),
-    ]);
-    Ok(Edit::Replace(format!("{stem}.conflist"), print(&list)))
+    unless_there(&Json::Object(keys), now)
+}
+
+/// Whether a file is nothing but our entry.
+pub fn is_alone(name: &str, text: &str) -> bool {
+    single(name).is_some() && read(name, text).is_ok_and(|json| is_ours(&json))
+}
+
+fn unless_there(wanted: &Json, now: Option<&str>) -> Edit {
+    let now = now.and_then(|text| serde_json::from_str::<Json>(text).ok());
+    if now.is_some_and(|now| same(wanted, &now)) { Edit::Nothing } else { Edit::Write(print(wanted)) }
+}
+
+/// What the file has, and the list with our entry that it becomes.
+fn with_ours(name: &str, text: &str, entry: &Json) -> Result<(Json, Json), Invalid> {
+    let before = read(name, text)?;
+    if single(name).is_some() {
+        if is_ours(&before) {
+            return Err(ONLY_OURS);
+        }
+        let of = |key: &str, default: &str| before.get(key).cloned().unwrap_or_else(|| Json::text(default));
+        let list = Json::Object(vec![
+            ("name".into(), of("name", UNNAMED)),
+            ("cniVersion".into(), of("cniVersion", UNVERSIONED)),
+            ("plugins".into(), Json::List(vec![before.clone(), entry.clone()])),
+        ]);
+        return Ok((before, list));
+    }
+    let mut list = before.clone();
+    let Some(Json::List(plugins)) = list.get_mut("plugins") else { return Err(NO_PLUGINS) };
+    plugins.retain(|plugin| !is_ours(plugin));
+    if plugins.is_empty() {
+        return Err(ONLY_OURS);
+    }
+    plugins.push(entry.clone());
+    Ok((before, list))
 }
 
 /// Takes our entry out; everything else stays.
@@ -77,10 +115,16 @@ pub fn remove(name: &str, text: &str) -> Result<Edit, Invalid> {
 
 /// Whether a runtime takes this for a configuration's file.
 pub fn is_config(name: &str) -> bool {
-    [".conf", ".conflist"].iter().any(|end| name.len() > end.len() && name.ends_with(end))
+    [".conf", ".json", ".conflist"].iter().any(|end| name.len() > end.len() && name.ends_with(end))
+}
+
+/// The stem of a name that says there is one plugin and not a list.
+fn single(name: &str) -> Option<&str> {
+    name.strip_suffix(".conf").or_else(|| name.strip_suffix(".json"))
 }
 
 const NO_PLUGINS: Invalid = Invalid::Shape("it has no list of plugins");
+const ONLY_OURS: Invalid = Invalid::Shape("there is no other plugin in it");
 
 fn read(name: &str, text: &str) -> Result<Json, Invalid> {
     if text.trim().is_empty() {
@@ -88,8 +132,11 @@ fn read(name: &str, text: &str) -> Result<Json, Invalid> {
     }
     let json: Json = serde_json::from_str(text).map_err(|error| Invalid::NotJson(error.to_string()))?;
     let typed = |plugin: &Json| plugin.get("type").and_then(Json::as_str).is_some_and(|it| !it.is_empty());
-    if name.ends_with(".conf") {
+    if single(name).is_some() {
         return if typed(&json) { Ok(json) } else { Err(Invalid::Shape("it has no type")) };
+    }
+    if json.get("plugins").is_some() && json.get("name").and_then(Json::as_str).is_none_or(str::is_empty) {
+        return Err(Invalid::Shape("it has no name"));
     }
     match json.get("plugins") {
         Some(Json::List(plugins)) if plugins.is_empty() => {
@@ -144,7 +191,7 @@ mod tests {
             // There, and last.
             (r#"{"plugins":[{"type":"x"},{"socket":"/s","type":"weir-cni"}],"name":"n"}"#, None),
             // The same in another order of keys.
-            (r#"{"plugins":[{"type":"x"},{"type":"weir-cni","socket":"/s"}]}"#, None),
+            (r#"{"name":"n","plugins":[{"type":"x"},{"type":"weir-cni","socket":"/s"}]}"#, None),
             // There, but not last.
             (
                 r#"{"plugins":[{"type":"weir-cni","socket":"/s"},{"type":"x"}],"name":"n"}"#,
@@ -152,13 +199,13 @@ mod tests {
             ),
             // There, but otherwise; and twice.
             (
-                r#"{"plugins":[{"type":"weir-cni"},{"type":"x"},{"type":"weir-cni","socket":"/old"}]}"#,
-                Some(format!(r#"{{"plugins":[{{"type":"x"}},{OURS}]}}"#)),
+                r#"{"name":"n","plugins":[{"type":"weir-cni"},{"type":"x"},{"type":"weir-cni","socket":"/old"}]}"#,
+                Some(format!(r#"{{"name":"n","plugins":[{{"type":"x"}},{OURS}]}}"#)),
             ),
             // Beside Istio's own.
             (
-                r#"{"plugins":[{"type":"x"},{"type":"istio-cni"}]}"#,
-                Some(format!(r#"{{"plugins":[{{"type":"x"}},{{"type":"istio-cni"}},{OURS}]}}"#)),
+                r#"{"name":"n","plugins":[{"type":"x"},{"type":"istio-cni"}]}"#,
+                Some(format!(r#"{{"name":"n","plugins":[{{"type":"x"}},{{"type":"istio-cni"}},{OURS}]}}"#)),
             ),
         ] {
             match (insert("10-x.conflist", before, &entry()).unwrap(), after) {
@@ -200,11 +247,13 @@ mod tests {
             ("a.conflist", "[]"),
             ("a.conflist", "7"),
             ("a.conflist", "{}"),
-            ("a.conflist", r#"{"plugins":{}}"#),
-            ("a.conflist", r#"{"plugins":[]}"#),
-            ("a.conflist", r#"{"plugins":[{}]}"#),
-            ("a.conflist", r#"{"plugins":[{"type":""}]}"#),
-            ("a.conflist", r#"{"plugins":[{"type":"weir-cni"}]}"#),
+            ("a.conflist", r#"{"name":"n","plugins":{}}"#),
+            ("a.conflist", r#"{"name":"n","plugins":[]}"#),
+            ("a.conflist", r#"{"name":"n","plugins":[{}]}"#),
+            ("a.conflist", r#"{"name":"n","plugins":[{"type":""}]}"#),
+            ("a.conflist", r#"{"name":"n","plugins":[{"type":"weir-cni"}]}"#),
+            ("a.conflist", r#"{"plugins":[{"type":"x"}]}"#),
+            ("a.conflist", r#"{"name":"","plugins":[{"type":"x"}]}"#),
             ("a.conf", r#"{"plugins":[{"type":"x"}]}"#),
             ("a.conf", r#"{"type":7}"#),
             ("a.conf", r#"{"type":"weir-cni"}"#),
@@ -215,10 +264,39 @@ mod tests {
             ("a.conf", true),
             ("a.conflist", true),
             (".conf", false),
-            ("a.json", false),
+            ("a.json", true),
+            ("a.yaml", false),
             ("a.conflist.new", false),
         ] {
             assert_eq!(is_config(name), is, "{name}");
         }
+    }
+
+    #[test]
+    fn a_list_of_our_own_follows_the_one_that_is_used() {
+        let primary = r#"{"name":"n","plugins":[{"type":"ptp"},{"type":"istio-cni"}]}"#;
+        let own = format!(r#"{{"name":"n","plugins":[{{"type":"ptp"}},{{"type":"istio-cni"}},{OURS}]}}"#);
+        for (now, writes) in [(None, true), (Some("{"), true), (Some(primary), true), (Some(&*own), false)] {
+            match beside("10-x.conflist", primary, &entry(), now).unwrap() {
+                Edit::Write(text) if writes => assert_eq!(flat(&text), own),
+                Edit::Nothing if !writes => {}
+                other => panic!("{now:?}: {other:?}"),
+            }
+        }
+        // A single plugin's, too; and entries of ours that are left in it do not come twice.
+        let Edit::Write(text) = beside("x.conf", r#"{"type":"ptp"}"#, &entry(), None).unwrap() else {
+            panic!()
+        };
+        assert_eq!(text.matches(TYPE).count(), 1);
+        assert_eq!(beside("y.conflist", &own, &entry(), Some(&own)), Ok(Edit::Nothing));
+        assert!(beside("x.conflist", "", &entry(), None).is_err());
+    }
+
+    #[test]
+    fn alone_it_is_a_configuration_by_itself() {
+        let Edit::Write(text) = alone(&entry(), None) else { panic!() };
+        assert!(is_alone("weir-cni.conf", &text) && !is_alone("weir-cni.conflist", &text));
+        assert_eq!(alone(&entry(), Some(&text)), Edit::Nothing);
+        assert!(!is_alone("x.conf", r#"{"type":"ptp"}"#));
     }
 }
