@@ -1,5 +1,6 @@
 //! Keeps the agent small: what the C library's allocator does by default is for programs with many busy threads.
 
+#[cfg(target_env = "gnu")]
 use nix::libc;
 
 /// One arena for all threads: every visit to a namespace is a thread of its own, and with an arena each the agent

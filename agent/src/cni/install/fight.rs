@@ -4,8 +4,8 @@ use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-/// Writes that may follow one another at once.
-const BURST: usize = 3;
+/// Writes that may follow one another at once: the first, two answers, and the evasion.
+const BURST: usize = 4;
 /// From then on, one in this time.
 const PACE: Duration = Duration::from_secs(10);
 /// As many losses in that time are no update of the network any more.
