@@ -10,6 +10,7 @@ pub mod dns_client;
 pub mod istio;
 pub mod load;
 pub mod mesh_node;
+pub mod meshed;
 pub mod observer;
 pub mod one_pod;
 pub mod rapid;

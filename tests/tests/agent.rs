@@ -18,8 +18,9 @@ use weir_tests::{
     app::{App, Client},
     cluster::{Cluster, MODE, Pod, ZDS_SOCKET, weir},
     load::Load,
-    world::{Families, PIN_ROOT, addresses, pins},
-    ztunnel::{Mesh, Options, Ztunnel},
+    meshed::start_ztunnel,
+    world::{PIN_ROOT, pins},
+    ztunnel::{Mesh, Ztunnel},
 };
 
 const APP: u16 = 8080;
@@ -43,16 +44,12 @@ impl Fixture {
     }
 
     fn start_ztunnel(&mut self) {
-        let options = Options { mesh: self.mesh.clone(), zds: Some(ZDS_SOCKET.into()), ..Options::default() };
-        self.ztunnel = Some(Ztunnel::start(options).unwrap());
+        self.ztunnel = Some(start_ztunnel(&self.mesh).unwrap());
     }
 
     /// A running pod with an app on its port.
     fn pod(&self, namespace: &str, name: &str) -> (Pod, App) {
-        let pod = self.cluster.pod(namespace, name, Families::Dual).unwrap();
-        let app = App::start(&pod.host, APP).unwrap();
-        self.mesh.join(&pod.uid, &addresses(&pod.host));
-        (pod, app)
+        self.cluster.meshed_app(&self.mesh, namespace, name, APP).unwrap()
     }
 
     fn captured(&self, pod: &Pod) -> bool {

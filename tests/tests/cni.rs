@@ -10,10 +10,11 @@ use std::{
 use serde_json::{Value, json};
 use weir_tests::{
     app::{App, Client},
-    cluster::{Cluster, MODE, ZDS_SOCKET, gear},
+    cluster::{Cluster, MODE, gear},
     cni::{Sandbox, config},
+    meshed::start_ztunnel,
     world::{Child, Families, addresses, forget_name, pins},
-    ztunnel::{Mesh, Options, Ztunnel},
+    ztunnel::{Mesh, Ztunnel},
 };
 
 const APP: u16 = 8080;
@@ -43,8 +44,7 @@ impl Fixture {
     }
 
     fn start_ztunnel(&mut self) {
-        let options = Options { mesh: Mesh::default(), zds: Some(ZDS_SOCKET.into()), ..Options::default() };
-        let ztunnel = Ztunnel::start(options).unwrap();
+        let ztunnel = start_ztunnel(&Mesh::default()).unwrap();
         assert!(ztunnel.wait_ready(Duration::from_secs(10)), "{}", self.cluster.agent_log());
         self.ztunnel = Some(ztunnel);
     }

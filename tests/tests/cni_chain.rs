@@ -10,10 +10,11 @@ use std::{
 use serde_json::{Value, json};
 use weir_tests::{
     app::App,
-    cluster::{Cluster, ZDS_SOCKET, gear, weir, weir_cni},
+    cluster::{Cluster, gear, weir, weir_cni},
     cni::{Outcome, Sandbox},
+    meshed::start_ztunnel,
     world::{Child, PIN_ROOT},
-    ztunnel::{Options, Ztunnel},
+    ztunnel::Mesh,
 };
 
 const APP: u16 = 8080;
@@ -123,7 +124,7 @@ fn a_real_chain() {
     c.namespace("legacy", false);
     c.start_agent().unwrap();
     c.wait("the agent listens", || std::path::Path::new("/run/weir/cni.sock").exists()).unwrap();
-    let ztunnel = Ztunnel::start(Options { zds: Some(ZDS_SOCKET.into()), ..Options::default() }).unwrap();
+    let ztunnel = start_ztunnel(&Mesh::default()).unwrap();
     assert!(ztunnel.wait_ready(Duration::from_secs(10)));
     let plugins = install();
     let pins = || count(&format!("{PIN_ROOT}/v1/pods"));

@@ -13,10 +13,11 @@ use nix::sys::socket::{
 };
 use serde_json::json;
 use weir_tests::{
-    cluster::{Cluster, ZDS_SOCKET},
+    cluster::Cluster,
     cni::{Outcome, Sandbox, config},
+    meshed::start_ztunnel,
     world::{Families, forget_name, pins},
-    ztunnel::{Options, Ztunnel},
+    ztunnel::{Mesh, Ztunnel},
 };
 
 const SOCKET: &str = "/run/weir/cni.sock";
@@ -42,7 +43,7 @@ fn start_agent(cluster: &mut Cluster) {
 }
 
 fn ztunnel() -> Ztunnel {
-    let ztunnel = Ztunnel::start(Options { zds: Some(ZDS_SOCKET.into()), ..Options::default() }).unwrap();
+    let ztunnel = start_ztunnel(&Mesh::default()).unwrap();
     assert!(ztunnel.wait_ready(Duration::from_secs(10)));
     ztunnel
 }

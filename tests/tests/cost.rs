@@ -14,7 +14,7 @@ use weir_agent::{
 };
 use weir_tests::{
     mesh_node::MeshNode,
-    world::{Families, Host, PIN_ROOT},
+    world::{Families, Host, pin_dir},
 };
 
 /// Instructions the verifier walks per program: loading takes about a microsecond for every ten.
@@ -29,7 +29,7 @@ fn programs_are_cheap_to_verify() {
     let node = MeshNode::new().unwrap();
     let pod = node.pod("a", Families::Dual).unwrap();
     node.redirector.prepare(&MeshNode::owner(&pod), pod.netns()).unwrap();
-    let dir = PodDir::new(format!("{PIN_ROOT}/v1/pods/{}", pod.netns().cookie()).into());
+    let dir = PodDir::new(pin_dir(&pod));
     for (hook, ceiling) in VERIFIED {
         let cost = dir.program_cost(hook).unwrap();
         println!("{}: {} instructions verified, {} bytes", hook.name(), cost.verified, cost.jitted);

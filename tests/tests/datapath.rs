@@ -14,7 +14,7 @@ use weir_common::{Addr, Tuple};
 use weir_tests::{
     app::{App, Client},
     mesh_node::{MeshNode, difference},
-    world::{Child, Families, Host, PIN_ROOT},
+    world::{Child, Families, Host, PIN_ROOT, pin_dir},
     ztunnel::Listener,
 };
 
@@ -170,7 +170,7 @@ fn walks() {
 #[test]
 fn walks_with_full_maps() {
     let fixture = Fixture::new();
-    let pins = format!("{PIN_ROOT}/v1/pods/{}", fixture.a.netns().cookie());
+    let pins = pin_dir(&fixture.a).display().to_string();
     let maps = [(format!("{pins}/INSIDE"), 512), (format!("{PIN_ROOT}/v1/node/PROBES"), 16384)];
     walk_all(&fixture, || {
         fill::<u64>(&maps[0].0, maps[0].1, monotonic_nanos());

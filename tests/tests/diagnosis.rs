@@ -6,9 +6,10 @@ use std::process::{Command, Output};
 use serde_json::{Value, json};
 use weir_tests::{
     app::{App, Client},
-    cluster::{Cluster, Pod, ZDS_SOCKET, weir},
-    world::{Families, PIN_ROOT, addresses, run_in},
-    ztunnel::{Mesh, Options, Ztunnel},
+    cluster::{Cluster, Pod, weir},
+    meshed::start_ztunnel,
+    world::run_in,
+    ztunnel::{Mesh, Ztunnel},
 };
 
 const APP: u16 = 8080;
@@ -25,16 +26,13 @@ impl Fixture {
         let cluster = Cluster::new().unwrap();
         let outside = App::start(&cluster.world.outside, APP).unwrap();
         let mesh = Mesh::default();
-        let options = Options { mesh: mesh.clone(), zds: Some(ZDS_SOCKET.into()), ..Options::default() };
-        let ztunnel = Ztunnel::start(options).unwrap();
+        let ztunnel = start_ztunnel(&mesh).unwrap();
         cluster.namespace("shop", true);
         Self { cluster, mesh, ztunnel, outside }
     }
 
     fn pod(&self, namespace: &str, name: &str) -> Pod {
-        let pod = self.cluster.pod(namespace, name, Families::Dual).unwrap();
-        self.mesh.join(&pod.uid, &addresses(&pod.host));
-        pod
+        self.cluster.meshed_pod(&self.mesh, namespace, name).unwrap()
     }
 
     fn enrolled(&self, name: &str) -> Pod {
@@ -114,7 +112,7 @@ fn status_and_top_answer_with_the_agent_and_without() {
 type Harm = (&'static str, fn(&Fixture, &Pod), &'static str);
 
 const HARMS: &[Harm] = &[
-    ("link gone", |_, pod| std::fs::remove_file(pin(pod, "steer_link")).unwrap(), "link_gone"),
+    ("link gone", |_, pod| std::fs::remove_file(pod.pin("steer_link")).unwrap(), "link_gone"),
     ("rule gone", |_, pod| ip(pod, "ip", "rule del pref 1504"), "rule_wrong"),
     ("route gone", |_, pod| ip(pod, "ip", "-6 route flush table 15001"), "rule_wrong"),
     ("filter gone", |_, pod| ip(pod, "tc", "filter del dev eth0 ingress"), "filter_gone"),
@@ -151,10 +149,6 @@ fn what_was_done_to_a_pod_is_named_with_the_agent_dead() {
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     assert!(text.contains("no agent answers") && text.contains("IPv4 rule 1504"), "{text}");
     drop(f.outside);
-}
-
-fn pin(pod: &Pod, name: &str) -> String {
-    format!("{PIN_ROOT}/v1/pods/{}/{name}", pod.host.netns().cookie())
 }
 
 /// Somebody else's filter, which drops all that arrives.

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use weir_tests::{
     app::{App, Client},
-    cluster::{Cluster, Pod, ZDS_SOCKET},
+    cluster::{Cluster, Pod},
     load::Load,
-    world::{Families, PIN_ROOT, addresses, run, run_in},
-    ztunnel::{Mesh, Options, Ztunnel},
+    meshed::start_ztunnel,
+    world::{run, run_in},
+    ztunnel::{Mesh, Ztunnel},
 };
 
 const APP: u16 = 8080;
@@ -18,7 +19,7 @@ const APP: u16 = 8080;
 type Harm = (&'static str, fn(&Pod, &Ztunnel), &'static str);
 
 const HARMS: &[Harm] = &[
-    ("steer's link", |pod, _| std::fs::remove_file(pin(pod, "steer_link")).unwrap(), "steer's link"),
+    ("steer's link", |pod, _| std::fs::remove_file(pod.pin("steer_link")).unwrap(), "steer's link"),
     ("arrive's filter", |pod, _| ip(pod, "tc", "filter del dev eth0 ingress"), "filter arrive on eth0"),
     ("guard's filter", |pod, _| ip(pod, "tc", "filter del dev eth0 egress"), "filter guard on eth0"),
     ("local's filter", |pod, _| ip(pod, "tc", "filter del dev lo ingress"), "filter local on lo"),
@@ -36,15 +37,9 @@ fn what_is_lost_is_put_back() {
     let outside = App::start(&cluster.world.outside, APP).unwrap();
     cluster.namespace("shop", true);
     let mesh = Mesh::default();
-    let options = Options { mesh: mesh.clone(), zds: Some(ZDS_SOCKET.into()), ..Options::default() };
-    let ztunnel = Ztunnel::start(options).unwrap();
+    let ztunnel = start_ztunnel(&mesh).unwrap();
     let pods: Vec<(Pod, App)> = (0..HARMS.len() + 2)
-        .map(|number| {
-            let pod = cluster.pod("shop", &format!("pod{number}"), Families::Dual).unwrap();
-            let app = App::start(&pod.host, APP).unwrap();
-            mesh.join(&pod.uid, &addresses(&pod.host));
-            (pod, app)
-        })
+        .map(|number| cluster.meshed_app(&mesh, "shop", &format!("pod{number}"), APP).unwrap())
         .collect();
     cluster.start_agent_with(&["--verify-interval", "1s"]).unwrap();
     for (pod, _) in &pods {
@@ -81,10 +76,6 @@ fn what_is_lost_is_put_back() {
     assert!(outcome.failed.is_empty() && outcome.ok > 50, "a pod nobody touched: {outcome:?}");
     assert!(ztunnel.violations().is_empty(), "{:?}", ztunnel.violations());
     drop(outside);
-}
-
-fn pin(pod: &Pod, name: &str) -> String {
-    format!("{PIN_ROOT}/v1/pods/{}/{name}", pod.host.netns().cookie())
 }
 
 fn ip(pod: &Pod, program: &str, args: &str) {

@@ -12,10 +12,11 @@ use std::{
 use weir_common::Counter;
 use weir_tests::{
     app::{App, Client},
-    cluster::{self, Cluster, Pod, ZDS_SOCKET},
+    cluster::{self, Cluster, Pod},
+    meshed::start_ztunnel,
     observer::Observer,
     world::{Child, Families, Host, addresses},
-    ztunnel::{Mesh, Options, Ztunnel},
+    ztunnel::{Mesh, Ztunnel},
 };
 
 const APP: u16 = 8080;
@@ -42,8 +43,7 @@ impl Fixture {
         ];
         let mesh = Mesh::default();
         mesh.join(&pod.uid, &addresses(&pod.host));
-        let options = Options { mesh, zds: Some(ZDS_SOCKET.into()), ..Options::default() };
-        let ztunnel = Ztunnel::start(options).unwrap();
+        let ztunnel = start_ztunnel(&mesh).unwrap();
         cluster.start_agent_with(agent_flags).unwrap();
         Self { cluster, ztunnel, pod, _apps: apps }
     }

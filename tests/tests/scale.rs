@@ -9,14 +9,11 @@ use std::{
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde_json::json;
 use weir_tests::{
-    cluster::{Cluster, MODE, Pod, ZDS_SOCKET},
+    cluster::{Cluster, MODE, Pod},
+    meshed::start_ztunnel,
     world::{Families, PIN_ROOT, pins},
-    ztunnel::{Options, Ztunnel},
+    ztunnel::Mesh,
 };
-
-fn start_ztunnel() -> Ztunnel {
-    Ztunnel::start(Options { zds: Some(ZDS_SOCKET.into()), ..Options::default() }).unwrap()
-}
 
 /// Labels toggled at random, ztunnel replaced now and then, the agent killed now and then: in the end every pod is
 /// where its label says, and nothing is pinned for the others. Thirty pods, two hundred toggles each on average.
@@ -40,7 +37,7 @@ fn toggle(seed: u64, pods: usize, toggles: usize) {
     cluster.namespace("shop", false);
     let pods: Vec<Pod> =
         (0..pods).map(|number| cluster.pod("shop", &format!("p{number}"), Families::Dual).unwrap()).collect();
-    let mut ztunnel = start_ztunnel();
+    let mut ztunnel = start_ztunnel(&Mesh::default()).unwrap();
     cluster.start_agent().unwrap();
     let mut wanted = vec![false; pods.len()];
     for turn in 0..pods.len() * toggles {
@@ -54,7 +51,7 @@ fn toggle(seed: u64, pods: usize, toggles: usize) {
         match rng.random_range(0..300) {
             0 => {
                 assert!(ztunnel.violations().is_empty(), "{:?}", ztunnel.violations());
-                ztunnel = start_ztunnel();
+                ztunnel = start_ztunnel(&Mesh::default()).unwrap();
             }
             1 => {
                 cluster.kill_agent().unwrap();
@@ -128,7 +125,7 @@ fn a_full_node_is_enrolled_and_released() {
     cluster.namespace("till", true);
     let (shop, till) = (pods(&cluster, "shop", half), pods(&cluster, "till", half));
     let count = 2 * half;
-    let ztunnel = start_ztunnel();
+    let ztunnel = start_ztunnel(&Mesh::default()).unwrap();
 
     let began = Instant::now();
     cluster.start_agent().unwrap();
@@ -205,7 +202,7 @@ fn a_large_cluster_costs_little() {
     }
     cluster.namespace("shop", true);
     let pods = pods(&cluster, "shop", HERE);
-    let ztunnel = start_ztunnel();
+    let ztunnel = start_ztunnel(&Mesh::default()).unwrap();
     cluster.start_agent().unwrap();
     wait_for(&cluster, "all are enrolled", || all(&cluster, &pods, Some("enabled")));
     println!("just enrolled: {}", cluster.agent_memory().unwrap());

@@ -9,33 +9,27 @@ use std::{
     time::Duration,
 };
 
+use weir_agent::kernel::{Hook, Objects};
 use weir_tests::{
     app::App,
     cluster::{Cluster, Pod, ZDS_SOCKET},
-    load::{Load, Outcome},
-    world::{Families, PIN_ROOT, addresses, run},
-    ztunnel::{Mesh, Options, Ztunnel},
+    meshed::{none_failed, start_ztunnel, talk_in_a_ring},
+    world::{Host, PIN_ROOT, run, run_in},
+    ztunnel::Mesh,
 };
 
 const APP: u16 = 8080;
 const PODS: usize = 8;
-const HOOKS: [&str; 3] = ["arrive", "local", "guard"];
 
 #[test]
 fn programs_are_replaced_under_load_and_back() {
     let mut cluster = Cluster::new().unwrap();
     cluster.namespace("shop", true);
     let mesh = Mesh::default();
-    let options = Options { mesh: mesh.clone(), zds: Some(ZDS_SOCKET.into()), ..Options::default() };
-    let ztunnel = Ztunnel::start(options).unwrap();
+    let ztunnel = start_ztunnel(&mesh).unwrap();
     cluster.start_agent().unwrap();
     let pods: Vec<(Pod, App)> = (0..PODS)
-        .map(|number| {
-            let pod = cluster.pod("shop", &format!("p{number}"), Families::Dual).unwrap();
-            let app = App::start(&pod.host, APP).unwrap();
-            mesh.join(&pod.uid, &addresses(&pod.host));
-            (pod, app)
-        })
+        .map(|number| cluster.meshed_app(&mesh, "shop", &format!("p{number}"), APP).unwrap())
         .collect();
     let all_enabled = |cluster: &Cluster| {
         for (pod, _) in &pods {
@@ -45,12 +39,8 @@ fn programs_are_replaced_under_load_and_back() {
     all_enabled(&cluster);
     let other = other_programs();
     // Every pod talks to the next, a hundred times a second, over both families in turn.
-    let loads: Vec<Load> = (0..PODS)
-        .map(|number| {
-            let (from, to) = (&pods[number].0.host, &pods[(number + 1) % PODS].0.host);
-            Load::start(from, vec![to.addr(false, APP), to.addr(true, APP)], 100)
-        })
-        .collect();
+    let hosts: Vec<&Host> = pods.iter().map(|(pod, _)| &pod.host).collect();
+    let loads = talk_in_a_ring(&hosts, APP, 100);
     let mut seen = programs(&pods);
     for (round, build) in [Some(&other), None, Some(&other), None].into_iter().enumerate() {
         // In turn as the kubelet does it, and as a fault does.
@@ -67,7 +57,7 @@ fn programs_are_replaced_under_load_and_back() {
         cluster.wait("all are replaced", || cluster.agent_log().contains(&said)).unwrap();
         all_enabled(&cluster);
         let now = programs(&pods);
-        assert_eq!(now.len(), PODS * (HOOKS.len() + 1));
+        assert_eq!(now.len(), PODS * (Hook::ALL.len() + 1));
         assert!(now.is_disjoint(&seen), "round {round}: some are the old ones: {now:?} {seen:?}");
         seen.extend(now);
     }
@@ -79,11 +69,8 @@ fn programs_are_replaced_under_load_and_back() {
     all_enabled(&cluster);
     assert_eq!(programs(&pods), before);
 
-    let outcomes: Vec<Outcome> = loads.into_iter().map(Load::stop).collect();
-    let made: u64 = outcomes.iter().map(|outcome| outcome.ok).sum();
-    let failed: Vec<_> = outcomes.iter().filter(|outcome| !outcome.failed.is_empty()).collect();
+    let made = none_failed(loads);
     println!("{made} connections over five replacements");
-    assert!(failed.is_empty(), "{failed:?}");
     assert!(made > 500, "only {made}: nothing was tried");
     assert!(ztunnel.violations().is_empty(), "{:?}", ztunnel.violations());
 }
@@ -112,8 +99,7 @@ fn two_agents_never_share_pins() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && said.contains("another weir"), "{said}");
     assert!(Path::new(ZDS_SOCKET).exists(), "the first one's socket");
-    let options = Options { zds: Some(ZDS_SOCKET.into()), ..Options::default() };
-    let ztunnel = Ztunnel::start(options).unwrap();
+    let ztunnel = start_ztunnel(&Mesh::default()).unwrap();
     assert!(ztunnel.wait_ready(Duration::from_secs(5)), "the first one serves");
 }
 
@@ -121,9 +107,8 @@ fn two_agents_never_share_pins() {
 fn other_programs() -> PathBuf {
     let dir = PathBuf::from("/run/other-programs");
     fs::create_dir_all(&dir).unwrap();
-    for name in ["weir-pod.bpf.o", "weir-node.bpf.o"] {
-        let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bpf").join(name);
-        let mut object = fs::read(built).unwrap();
+    let Objects { pod, node } = Objects::get().unwrap();
+    for (name, mut object) in [("weir-pod.bpf.o", pod), ("weir-node.bpf.o", node)] {
         object.extend(b"another version");
         fs::write(dir.join(name), object).unwrap();
     }
@@ -134,13 +119,13 @@ fn other_programs() -> PathBuf {
 fn programs(pods: &[(Pod, App)]) -> BTreeSet<u64> {
     let mut ids = BTreeSet::new();
     for (pod, _) in pods {
-        let link = format!("{PIN_ROOT}/v1/pods/{}/steer_link", pod.host.netns().cookie());
-        let shown = run("bpftool", &["-j", "link", "show", "pinned", &link]).unwrap();
+        let link = pod.pin("steer_link");
+        let shown = run("bpftool", &["-j", "link", "show", "pinned", link.to_str().unwrap()]).unwrap();
         let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
         ids.insert(shown["prog_id"].as_u64().unwrap());
         for filter in ["dev eth0 ingress", "dev lo ingress", "dev eth0 egress"] {
             let args: Vec<&str> = "-j filter show".split(' ').chain(filter.split(' ')).collect();
-            let shown = weir_tests::world::run_in(&pod.host, "tc", &args).unwrap();
+            let shown = run_in(&pod.host, "tc", &args).unwrap();
             let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
             let of = |filter: &serde_json::Value| filter["options"]["prog"]["id"].as_u64();
             ids.extend(shown.as_array().unwrap().iter().filter_map(of));

@@ -12,9 +12,10 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{SigSet, Signal};
 use weir_tests::{
     app::{App, Client},
-    cluster::{self, Cluster, INTERRUPTED, Pod, ZDS_SOCKET},
+    cluster::{self, Cluster, INTERRUPTED, Pod},
+    meshed::start_ztunnel,
     world::{Child, Families, Host},
-    ztunnel::{Accepted, Listener, Mesh, Options, Ztunnel},
+    ztunnel::{Accepted, Listener, Mesh, Ztunnel},
 };
 
 fn main() -> ExitCode {
@@ -102,8 +103,7 @@ fn set_up() -> Result<(Node, String)> {
     // What istiod would tell ztunnel: which addresses are reached by HBONE.
     let mesh = Mesh::default();
     [&web, &db].iter().for_each(|pod| mesh.join(&pod.uid, &weir_tests::world::addresses(&pod.host)));
-    let options = Options { mesh, zds: Some(ZDS_SOCKET.into()), ..Options::default() };
-    let ztunnel = Ztunnel::start(options)?;
+    let ztunnel = start_ztunnel(&mesh)?;
     let took = format!("{:.1?}", began.elapsed());
     Ok((Node { cluster, ztunnel, web, db, batch, _apps: apps }, took))
 }

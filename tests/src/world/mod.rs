@@ -34,6 +34,11 @@ pub use host::Host;
 /// Root of the pins in a world's private bpffs.
 pub const PIN_ROOT: &str = "/sys/fs/bpf/weir";
 
+/// Where a pod's programs and maps are pinned.
+pub fn pin_dir(pod: &Host) -> std::path::PathBuf {
+    format!("{PIN_ROOT}/v1/pods/{}", pod.netns().cookie()).into()
+}
+
 /// How many directories of pods are pinned, whole or not.
 pub fn pins() -> usize {
     std::fs::read_dir(format!("{PIN_ROOT}/v1/pods")).map_or(0, Iterator::count)
