@@ -115,18 +115,15 @@ impl Backend {
     /// # Errors
     /// When a program is missing or refuses them.
     pub fn apply(self, pod: &Host) -> Result<()> {
+        if self == Self::Nft {
+            return feed(pod, "nft", &["-f", "-"], NFTABLES);
+        }
         for (v6, loopback, probe) in [
             (false, "127.0.0.1/32", "169.254.7.127"),
             (true, "::1/128", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"),
         ] {
-            match (self, v6) {
-                (Self::Nft, false) => feed(pod, "nft", &["-f", "-"], NFTABLES)?,
-                (Self::Nft, true) => {}
-                _ => {
-                    let rules = IPTABLES.replace("LOOPBACK", loopback).replace("PROBE", probe);
-                    feed(pod, self.restore(v6), &["--noflush", "--wait=30"], &rules)?;
-                }
-            }
+            let rules = IPTABLES.replace("LOOPBACK", loopback).replace("PROBE", probe);
+            feed(pod, self.restore(v6), &["--noflush", "--wait=30"], &rules)?;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ pub mod path;
 pub mod report;
 pub mod stats;
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -56,7 +56,7 @@ pub fn run(options: &Options) -> Result<Value> {
         "noisy": noisy.is_some(),
         "noisy_reason": noisy,
         "arms": path.arms,
-        "tracked": path.tracked.iter().copied().collect::<std::collections::BTreeMap<_, _>>(),
+        "tracked": path.tracked.iter().copied().collect::<BTreeMap<_, _>>(),
     });
     if let (Value::Object(file), Value::Object(ratios)) = (&mut file, report::ratios_json(&judged)) {
         file.extend(ratios);

@@ -21,7 +21,7 @@ use crate::{
 /// Where the app wants to go, and where clients think the pod's app is.
 const APP: u16 = 8080;
 /// Connections after which tracked entries are counted.
-const FLOWS: u32 = 10_000;
+pub const FLOWS: u32 = 10_000;
 
 /// The ways a connection can be handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

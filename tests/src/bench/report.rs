@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt::Write};
 use serde_json::{Map, Value, json};
 
 use super::{
-    path::{Arm, Path},
+    path::{Arm, FLOWS, Path},
     stats::{self, Estimate},
 };
 
@@ -106,8 +106,8 @@ impl Ratio {
 pub struct Judged {
     /// Its name.
     pub name: &'static str,
-    /// IPv4, IPv6, where it has families.
-    pub families: Option<[Estimate; 2]>,
+    /// IPv4, IPv6.
+    pub families: [Estimate; 2],
     /// The worse of them: what counts.
     pub estimate: Estimate,
     /// What it must be.
@@ -121,15 +121,15 @@ pub fn judge(path: &Path) -> Vec<Judged> {
         .filter_map(|ratio| {
             let families = [ratio.of(path, false)?, ratio.of(path, true)?];
             let estimate = ratio.bar.worse(families[0], families[1]);
-            Some(Judged { name: ratio.name, families: Some(families), estimate, bar: ratio.bar })
+            Some(Judged { name: ratio.name, families, estimate, bar: ratio.bar })
         })
         .collect()
 }
 
 /// The file: flat `ratios`, and beside them all that they were made from.
 pub fn ratios_json(judged: &[Judged]) -> Value {
-    let flat = |of: &dyn Fn(&Judged) -> Option<f64>| -> Map<String, Value> {
-        judged.iter().filter_map(|one| Some((one.name.to_owned(), json!(of(one)?)))).collect()
+    let flat = |of: &dyn Fn(&Judged) -> f64| -> Map<String, Value> {
+        judged.iter().map(|one| (one.name.to_owned(), json!(of(one)))).collect()
     };
     let detail: BTreeMap<&str, Value> = judged
         .iter()
@@ -143,9 +143,9 @@ pub fn ratios_json(judged: &[Judged]) -> Value {
         })
         .collect();
     json!({
-        "ratios": flat(&|one| Some(one.estimate.value)),
-        "ratios_v4": flat(&|one| Some(one.families?[0].value)),
-        "ratios_v6": flat(&|one| Some(one.families?[1].value)),
+        "ratios": flat(&|one| one.estimate.value),
+        "ratios_v4": flat(&|one| one.families[0].value),
+        "ratios_v6": flat(&|one| one.families[1].value),
         "bars": detail,
     })
 }
@@ -174,7 +174,7 @@ pub fn path_table(path: &Path) -> String {
         );
     }
     for (way, entries) in &path.tracked {
-        let _ = writeln!(table, "tracked connections after 10000 flows, {way}: {entries}");
+        let _ = writeln!(table, "tracked connections after {FLOWS} flows, {way}: {entries}");
     }
     table
 }
@@ -188,8 +188,7 @@ pub fn ratio_table(judged: &[Judged]) -> String {
         "ratio", "worse", "95 % interval", "v4", "v6", "bar"
     );
     for one in judged {
-        let family =
-            |index: usize| one.families.map_or_else(String::new, |both| format!("{:.3}", both[index].value));
+        let family = |index: usize| format!("{:.3}", one.families[index].value);
         let interval = format!("{:.3} – {:.3}", one.estimate.low, one.estimate.high);
         let met = if one.bar.is_met(one.estimate.value) { "met" } else { "MISSED" };
         let _ = writeln!(
