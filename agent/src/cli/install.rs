@@ -36,10 +36,9 @@ pub(super) struct PlacesArgs {
 pub(super) struct InstallArgs {
     #[command(flatten)]
     places: PlacesArgs,
-    /// `chained`: an entry in the configuration that runtimes use. `own-list`: a configuration of our own with what
-    /// theirs has. `alone`: one of nothing but ours, for Multus to name.
-    #[arg(long, env = "WEIR_CNI_MODE", default_value = "chained", value_parser = ["chained", "own-list", "alone"])]
-    cni_mode: String,
+    /// How runtimes come to call the plugin.
+    #[arg(long, env = "WEIR_CNI_MODE", value_enum, default_value_t = Mode::Chained)]
+    cni_mode: Mode,
     /// Stay, and put right whatever is changed.
     #[arg(long)]
     keep: bool,
@@ -104,20 +103,15 @@ pub(super) fn run(args: &InstallArgs) -> Result<()> {
         Some(path) => path.clone(),
         None => std::env::current_exe().context("where this program is")?.with_file_name(conflist::TYPE),
     };
-    let mode = match args.cni_mode.as_str() {
-        "own-list" => Mode::OwnList,
-        "alone" => Mode::Alone,
-        _ => Mode::Chained,
-    };
     let (places, entry) = (Places::from(&args.places), args.entry().into());
     if args.keep {
         tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).init();
-        let wanted = Installation { places, binary: plugin, entry, mode };
+        let wanted = Installation { places, binary: plugin, entry, mode: args.cni_mode };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(keep::keep(wanted, Status::new()));
         return Ok(());
     }
-    let (file, written) = install::install(&places, &plugin, &entry, mode)?;
+    let (file, written) = install::install(&places, &plugin, &entry, args.cni_mode)?;
     println!("{} {}", if written { "installed in" } else { "already in" }, file.display());
     Ok(())
 }

@@ -74,7 +74,7 @@ impl Reason {
                 "a process in a foreign namespace hides the pod's: see the process that is named"
             }
             Self::PrepareFailed | Self::SwitchOnFailed => {
-                "run weir doctor; the detail has the kernel's answer"
+                "it is tried again; the detail has the kernel's answer"
             }
             Self::NoZtunnel => "see that ztunnel runs on this node, and that both use the same socket",
             Self::ZtunnelRefused | Self::ZtunnelTimeout => {

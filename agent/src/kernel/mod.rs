@@ -13,7 +13,10 @@ pub use pod::{Fill, Hook, OldConnections, PodDir, PodPrograms, ProgramCost, raw_
 
 use std::{io, path::PathBuf};
 
-use aya::programs::ProgramError;
+use aya::{
+    Ebpf,
+    programs::{Program, ProgramError},
+};
 
 /// What can go wrong between weir and the kernel's BPF subsystem.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +69,15 @@ impl KernelError {
         let path = path.into();
         move |source| Self::Pin { action, path, source }
     }
+}
+
+/// One of an object's programs, loaded or not.
+fn program<'a, P>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, KernelError>
+where
+    &'a mut P: TryFrom<&'a mut Program, Error = ProgramError>,
+{
+    let program = ebpf.program_mut(name).ok_or_else(|| KernelError::Btf(format!("no program {name}")))?;
+    program.try_into().map_err(KernelError::load(name))
 }
 
 /// Attempts before a load is given up.

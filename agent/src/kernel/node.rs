@@ -15,7 +15,7 @@ use aya::{
 };
 use weir_common::{NodeConfig, SocketNote, SocketVerdict};
 
-use super::{KernelError, Objects, btf::Btf, load_program, pod::remove_file};
+use super::{KernelError, Objects, btf::Btf, load_program, pod::remove_file, program};
 use crate::netns::Netns;
 
 /// Loaded once per node.
@@ -49,7 +49,7 @@ impl NodeObjects {
             .load(&objects.node)
             .map_err(KernelError::load("the node's maps"))?;
         for name in ["adopt_all", "adopt_rest"] {
-            iterator(&mut ebpf, name)?.load("tcp", &kernel_btf).map_err(KernelError::load("adopt"))?;
+            program::<Iter>(&mut ebpf, name)?.load("tcp", &kernel_btf).map_err(KernelError::load("adopt"))?;
         }
         Ok(Self { dir: dir.to_owned(), ebpf: Mutex::new(ebpf) })
     }
@@ -67,11 +67,7 @@ impl NodeObjects {
         let map = ebpf.map_mut("NODE").ok_or_else(|| KernelError::Btf("no map NODE".into()))?;
         let mut node: Array<_, NodeConfig> = Array::try_from(map).map_err(KernelError::load("NODE"))?;
         node.set(0, NodeConfig { host_cookie: host.cookie() }, 0).map_err(KernelError::load("NODE"))?;
-        let program: &mut SockOps = ebpf
-            .program_mut("probe")
-            .ok_or_else(|| KernelError::Btf("no program probe".into()))?
-            .try_into()
-            .map_err(KernelError::load("probe"))?;
+        let program: &mut SockOps = program(&mut ebpf, "probe")?;
         if program.fd().is_err() {
             load_program(|| program.load()).map_err(KernelError::load("probe"))?;
         }
@@ -103,12 +99,12 @@ impl NodeObjects {
         self.adopt("adopt_rest", netns)
     }
 
-    fn adopt(&self, program: &str, netns: &Netns) -> Result<Adopted, KernelError> {
+    fn adopt(&self, name: &'static str, netns: &Netns) -> Result<Adopted, KernelError> {
         let link = {
             let mut ebpf = self.lock();
-            let program = iterator(&mut ebpf, program)?;
-            let link = program.attach().map_err(KernelError::load("adopt's attachment"))?;
-            program.take_link(link).map_err(KernelError::load("adopt's link"))?
+            let iterator: &mut Iter = program(&mut ebpf, name)?;
+            let link = iterator.attach().map_err(KernelError::load("adopt's attachment"))?;
+            iterator.take_link(link).map_err(KernelError::load("adopt's link"))?
         };
         // The iterator walks the sockets of the namespace of the thread that opens it.
         let notes = netns
@@ -137,11 +133,4 @@ impl NodeObjects {
     fn lock(&self) -> std::sync::MutexGuard<'_, Ebpf> {
         self.ebpf.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
-}
-
-fn iterator<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Iter, KernelError> {
-    ebpf.program_mut(name)
-        .ok_or_else(|| KernelError::Btf(format!("no program {name}")))?
-        .try_into()
-        .map_err(KernelError::load("adopt"))
 }

@@ -18,7 +18,7 @@ use aya::{
 use nix::time::{ClockId, clock_gettime};
 use weir_common::{Addr, Counters, DnsSlot, DnsSlotKey, ExcludedPort, PodConfig};
 
-use super::{KernelError, Objects, link::Link, load_program};
+use super::{KernelError, Objects, link::Link, load_program, program};
 use crate::domain::record::{LAYOUT, Record};
 
 /// Where a tc program is attached.
@@ -149,27 +149,20 @@ impl PodPrograms {
         for map in MAPS {
             loader.map_pin_path(map, dir.path.join(map));
         }
+        let ebpf = loader.load(&self.object).map_err(KernelError::load("a pod's maps"))?;
         crate::work::LOADS.add(Hook::ALL.len() + 1);
-        loader.load(&self.object).map_err(KernelError::load("a pod's maps"))
+        Ok(ebpf)
     }
 }
 
 fn tc_program(ebpf: &mut Ebpf, hook: Hook) -> Result<&mut SchedClassifier, KernelError> {
-    let program: &mut SchedClassifier = ebpf
-        .program_mut(hook.name())
-        .ok_or_else(|| KernelError::Btf(format!("no program {}", hook.name())))?
-        .try_into()
-        .map_err(KernelError::load("a tc program"))?;
-    load_program(|| program.load()).map_err(KernelError::load(hook.name()))?;
-    Ok(program)
+    let classifier: &mut SchedClassifier = program(ebpf, hook.name())?;
+    load_program(|| classifier.load()).map_err(KernelError::load(hook.name()))?;
+    Ok(classifier)
 }
 
 fn steer_program(ebpf: &mut Ebpf) -> Result<&mut SkLookup, KernelError> {
-    let steer: &mut SkLookup = ebpf
-        .program_mut("steer")
-        .ok_or_else(|| KernelError::Btf("no program steer".into()))?
-        .try_into()
-        .map_err(KernelError::load("steer"))?;
+    let steer: &mut SkLookup = program(ebpf, "steer")?;
     load_program(|| steer.load()).map_err(KernelError::load("steer"))?;
     Ok(steer)
 }

@@ -32,7 +32,11 @@ pub(super) fn wanted(shape: &Shape) -> impl Iterator<Item = (&'static str, &'sta
 /// Those in the calling thread's namespace that are not as wanted, with what they are. What a kernel built without
 /// IPv6 lacks is left out.
 pub fn differing(proc: &Path, shape: &Shape) -> Result<Saved, RedirectError> {
-    let (mut differing, sysctls) = (Saved::new(), Sysctls::open(proc)?);
+    differing_in(&Sysctls::open(proc)?, shape)
+}
+
+fn differing_in(sysctls: &Sysctls, shape: &Shape) -> Result<Saved, RedirectError> {
+    let mut differing = Saved::new();
     for (name, value) in wanted(shape) {
         match sysctls.read(name)? {
             Some(now) if now != value => {
@@ -51,8 +55,8 @@ pub fn differing(proc: &Path, shape: &Shape) -> Result<Saved, RedirectError> {
 
 /// Sets them in the calling thread's namespace.
 pub fn set(proc: &Path, shape: &Shape) -> Result<(), RedirectError> {
-    let differing = differing(proc, shape)?;
     let sysctls = Sysctls::open(proc)?;
+    let differing = differing_in(&sysctls, shape)?;
     for (name, value) in wanted(shape).filter(|(name, _)| differing.contains_key(*name)) {
         sysctls.write(name, value)?;
     }

@@ -46,9 +46,7 @@ pub struct Status {
 impl Status {
     /// Nothing has been looked at yet.
     pub fn new() -> Arc<Self> {
-        let status = Self::default();
-        *status.lacking.lock().unwrap_or_else(PoisonError::into_inner) = Some("not looked at yet".into());
-        Arc::new(status)
+        Arc::new(Self { lacking: Mutex::new(Some("not looked at yet".into())), ..Self::default() })
     }
 
     /// Attempts so far, by result, under Istio's names.

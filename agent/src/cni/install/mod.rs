@@ -13,6 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use clap::ValueEnum;
 use files::{Configuration, configurations, remove, replace, rewrite};
 use thiserror::Error;
 
@@ -39,7 +40,7 @@ pub struct Places {
 }
 
 /// How runtimes come to call the plugin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     /// By an entry in the configuration that they use. Where one of our own is, that is kept.
     Chained,
@@ -90,7 +91,7 @@ impl InstallError {
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::ReadOnlyFilesystem => {
-            "; this platform keeps plugins elsewhere: see --cni-platform, --cni-bin-dir and --cni-conf-dir"
+            "; this platform keeps plugins elsewhere: see --cni-bin-dir and --cni-conf-dir"
         }
         io::ErrorKind::PermissionDenied => {
             "; run as root, with CAP_DAC_OVERRIDE where the directory is not root's"
